@@ -1,0 +1,41 @@
+# Every target makes its own virtual environment when it is missing or older than what it was made from.
+PYTHON ?= python3
+VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format bench clean help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'hemnet needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data]"
+	$(BIN)/python -c "import pathlib; pathlib.Path('$(READY)').touch()"
+
+demo: $(READY) ## highway EM on an image: pictures of what each iteration does, in runs/demo
+	$(BIN)/python -m hemnet demo
+
+test: $(READY) ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## style and types
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(READY) ## mend the style
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+bench: $(READY) ## speed and memory, as ratios of variants interleaved in one run
+	$(BIN)/python benchmarks/attention.py --json benchmarks/results/attention.json
+
+clean: ## remove the environment and caches
+	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"

@@ -1,0 +1,58 @@
+"""The command line: `hemnet COMMAND …`.
+
+Exit code 0 is success, 2 a user's mistake (one clear message, no traceback), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hemnet.errors import UserError
+from hemnet.version import __version__
+
+# Command → module with HELP, add_arguments and run.
+COMMANDS = {
+    "demo": "hemnet.commands.demo",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hemnet",
+        description="Highway Expectation-Maximization Networks: attention and segmentation.",
+        epilog="`hemnet COMMAND --help` shows a command's options and examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"hemnet {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, path in COMMANDS.items():
+        module = importlib.import_module(path)
+        sub = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+    except UserError as error:
+        print(f"hemnet: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("hemnet: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output (such as `head`) has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(0)
