@@ -3,6 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hemnet.em import (
+    EMResult,
+    Iteration,
+    e_step,
+    elbo,
+    highway_em,
+    log_likelihood,
+    n_step,
+    r_step,
+    trace,
+)
+from hemnet.nn.attention import EMAttention, HighwayEMAttention
+from hemnet.nn.health import BasesWarning, Health
 from hemnet.version import __version__
 
 if TYPE_CHECKING:
@@ -10,7 +23,26 @@ if TYPE_CHECKING:
     from hemnet.models import create_model, list_models
     from hemnet.nn.segmenter import Segmenter
 
-__all__ = ["Segmenter", "__version__", "create_model", "from_pretrained", "list_models"]
+__all__ = [
+    "BasesWarning",
+    "EMAttention",
+    "EMResult",
+    "Health",
+    "HighwayEMAttention",
+    "Iteration",
+    "Segmenter",
+    "__version__",
+    "create_model",
+    "e_step",
+    "elbo",
+    "from_pretrained",
+    "highway_em",
+    "list_models",
+    "log_likelihood",
+    "n_step",
+    "r_step",
+    "trace",
+]
 
 # Imported when first used: the models need timm, which takes seconds to import.
 _LAZY = {

@@ -91,7 +91,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         num_classes=num_classes,
         channels=None if channels is None else _whole(channels, "channels"),
         multi_grid=multi_grid if multi_grid in ("auto", None) else _tuple(multi_grid, "multi_grid"),
-        options=_plain_options(defaults, options),
+        options=_plain_options(defaults | options),  # defaults may change, a model may not
         classes=_classes(fields.pop("classes"), num_classes),
         palette=_palette(fields.pop("palette"), num_classes),
         mean=_triple(fields.pop("mean"), "mean"),
@@ -112,15 +112,16 @@ def head_options(name: str) -> tuple[dict[str, Any], int | None]:
     return defaults, width
 
 
-def _plain_options(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON can hold them. Defaults are written out: they may change, a model may not.
-
-    A preset decides by itself, so that only what was given stands beside it.
-    """
-    options = given if given.get("preset") is not None else defaults | given
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON can hold them."""
     plain = {}
     for key, value in options.items():
         if isinstance(value, Tensor):
+            if value.requires_grad:
+                raise UserError(
+                    f"{key} of a model is a number or one for each iteration. To learn it, replace "
+                    "the unit: model.head.attention = hemnet.HighwayEMAttention(…)"
+                )
             value = value.tolist()
         plain[key] = list(value) if isinstance(value, tuple) else value
     return plain
