@@ -96,4 +96,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 def no_autocast(tensor: Tensor) -> torch.autocast:
     """Autocast off: it would turn the products back into half precision."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):  # the meta device, where costs are counted
+        device = "cpu"
+    return torch.autocast(device, enabled=False)
