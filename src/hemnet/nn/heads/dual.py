@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hemnet.nn.heads.layers import classifier, conv_bn_relu, full_precision
+from hemnet.em.steps import no_autocast
+from hemnet.nn.heads.layers import classifier, conv_bn_relu
 
 
 class PositionAttention(nn.Module):
@@ -44,7 +45,7 @@ class ChannelAttention(nn.Module):
         flat = x.flatten(2)  # B,C,N
         # Sums over N positions leave half precision's range; softmax of the negative is the
         # same as of max − energy.
-        with full_precision(x):
+        with no_autocast(x):
             energy = flat.float() @ flat.float().transpose(1, 2)  # B,C,C
             weights = torch.softmax(-energy, -1)
         return x + self.scale * (weights.to(flat.dtype) @ flat).view_as(x)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def conv_bn_relu(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
@@ -24,10 +20,3 @@ def classifier(inputs: int, num_classes: int, dropout: float) -> nn.Sequential:
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), not {dropout}")
     return nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(inputs, num_classes, 1))
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off for what half precision cannot hold; the meta device knows no autocast."""
-    if torch.amp.is_autocast_available(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()
