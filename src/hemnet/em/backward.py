@@ -1,16 +1,16 @@
 """Hand-derived backward passes that keep only x and the bases of each iteration.
 
 Plain autograd keeps the responsibilities of all T iterations and adds up 2T gradients of the size
-of x. Here responsibilities are computed again, tile by tile, and products that read the same
-operand are one product. `docs/method.md` derives it; in short, with G the gradient at the bases
-after an iteration, Ḡ = ηG, m the weighted means, w = γ/(N_k+ε) and z the logits:
+of x. Here responsibilities are computed again, tile by tile, and both contributions to the
+gradient of x are one product. `docs/method.md` derives it; in short, with G the gradient at the
+bases after an iteration, A = ηG/(N_k+ε), m the weighted means and z the logits:
 
-    u_nk = w_nk (x_n − m_k)·Ḡ_k      = γ_nk ∂L/∂γ_nk   (the last γ also has a gradient of its own)
-    d_nk = u_nk − γ_nk Σ_j u_nj      = ∂L/∂z_nk
-    ∂L/∂x_n = Σ_k w_nk Ḡ_k + d_nk μ_k/σ²
+    u_nk = γ_nk (x_n − m_k)·A_k       = γ_nk ∂L/∂γ_nk  (the last γ has a gradient of its own, too)
+    d_nk = u_nk − γ_nk Σ_j u_nj       = ∂L/∂z_nk
+    ∂L/∂x_n = Σ_k γ_nk A_k + d_nk μ_k/σ²
     ∂L/∂μ_k = (1−η) G_k + Σ_n d_nk x_n/σ²      (rbf: x_n − μ_k in place of x_n)
 
-Only w ≤ 1 is multiplied, never 1/N_k alone: a basis that explains nothing has a finite gradient.
+A basis that explains nothing has a large A, but only γ·A is ever used, which is bounded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,27 @@ from hemnet.em.tiles import EStep, solve, tiles
 
 
 class _Kept(NamedTuple):
+    """What the forward pass keeps: x and tensors that are small beside it."""
+
     x: Tensor  # B,N,C
     bases: Tensor  # T+1,B,K,C
     mass: Tensor  # T,B,K
     gamma: Tensor | None  # B,N,K of the last iteration, unless rounded to half precision
     steps: Steps
     variance: float | Tensor
+
+    def weight(self, t: int) -> Tensor:
+        """N_k + ε of iteration t: B,K,1."""
+        return (self.mass[t] + floor(self.mass)).unsqueeze(-1)
+
+    def skip(self, t: int) -> Tensor:
+        """∂μ⁽ᵗ⁺¹⁾/∂μ⁽ᵗ⁾ along the highway: 1 − η, and all of it where a basis explains nothing."""
+        return 1 - self.steps[t] + self.steps[t] * floor(self.mass) / self.weight(t)
+
+    def responsibilities(self, t: int, tile: slice, e_step: EStep, part: Tensor) -> Tensor:
+        if self.gamma is not None and t == len(self.mass) - 1:
+            return self.gamma[:, tile]
+        return e_step(part)
 
 
 class _Unrolled(torch.autograd.Function):
@@ -78,32 +93,27 @@ class Exact(_Unrolled):
     @once_differentiable
     def backward(ctx: Any, grad_bases: Tensor | None, grad_gamma: Tensor | None) -> tuple[Any, ...]:
         kept = _kept(ctx)
-        x, bases, mass, last_gamma, steps, variance = kept
+        x, bases, steps, variance = kept.x, kept.bases, kept.steps, kept.variance
+        needs_x, needs_bases, needs_steps, needs_variance = ctx.needs_input_grad[:4]
+        grad_steps: list[Tensor] = []
+        grad_variance = bases.new_zeros(())
         with no_autocast(x):
-            needs_x, needs_bases, needs_steps, needs_variance = ctx.needs_input_grad[:4]
             grad_x = torch.empty_like(x, dtype=bases.dtype) if needs_x else None
             grad = torch.zeros_like(bases[0]) if grad_bases is None else grad_bases.to(bases.dtype)
-            grad_steps: list[Tensor] = []
-            grad_variance = torch.zeros_like(bases[0, :1, 0, 0]).sum()
             for t in reversed(range(len(steps))):
-                last = t == len(steps) - 1
-                step, mu, weight = steps[t], bases[t], (mass[t] + floor(mass)).unsqueeze(-1)
+                step, mu, last = steps[t], bases[t], t == len(steps) - 1
                 step_means = bases[t + 1] - (1 - step) * mu  # η·m, from what was kept
                 grad_steps.append((grad * (step_means / step - mu)).sum())
-                grad_sums = step * grad / weight  # at the weighted sums: B,K,C
-                grad_mass = (step_means * grad).sum(dim=-1).unsqueeze(-2) / -weight.mT  # B,1,K
+                grad_sums = step * grad / kept.weight(t)  # at Σ_n γ x: B,K,C
+                grad_mass = -((step_means * grad).sum(-1, keepdim=True) / kept.weight(t)).mT
+                e_step, pull = EStep(mu, variance, ctx.kernel), grad_sums.mT.contiguous()
                 factors = torch.cat((grad_sums, scaled(mu, variance)), dim=1)  # B,2K,C
-                pull, e_step = grad_sums.mT.contiguous(), EStep(mu, variance, ctx.kernel)
-                moments, totals = torch.zeros_like(mu), torch.zeros_like(mass[t])
+                moments, totals = torch.zeros_like(mu), torch.zeros_like(mu[..., 0])
                 for tile in tiles(x):
                     part = wide(x[:, tile])
-                    known = last and last_gamma is not None
-                    gamma = last_gamma[:, tile] if known else e_step(part)
-                    u = torch.bmm(part, pull).add_(grad_mass)
-                    if last and grad_gamma is not None:
-                        u += wide(grad_gamma[:, tile])
-                    u *= gamma
-                    d = torch.addcmul(u, gamma, u.sum(dim=-1, keepdim=True), value=-1)
+                    gamma = kept.responsibilities(t, tile, e_step, part)
+                    own = grad_gamma[:, tile] if last and grad_gamma is not None else None
+                    d = _logit_gradient(gamma, torch.bmm(part, pull).add_(grad_mass), own)
                     if grad_x is not None:
                         grad_x[:, tile].baddbmm_(
                             torch.cat((gamma, d), dim=-1), factors, beta=0 if last else 1
@@ -111,14 +121,9 @@ class Exact(_Unrolled):
                     if t > 0 or needs_bases or needs_variance:
                         moments.baddbmm_(d.mT, part)
                         totals += d.sum(dim=1)
-                stay = floor(mass) / weight  # how much the basis itself counts in its mean
-                if ctx.kernel == "rbf":
-                    logit_sum = moments - 0.5 * totals.unsqueeze(-1) * mu
-                    moments = moments - totals.unsqueeze(-1) * mu
-                else:
-                    logit_sum = moments
-                grad_variance = grad_variance - (logit_sum * mu).sum() / variance**2
-                grad = (1 - step + step * stay) * grad + moments / variance
+                to_mean = totals.unsqueeze(-1) * mu if ctx.kernel == "rbf" else 0.0
+                grad_variance -= ((moments - 0.5 * to_mean) * mu).sum() / variance**2
+                grad = kept.skip(t) * grad + (moments - to_mean) / variance
         return (
             None if grad_x is None else grad_x.to(x.dtype),
             _bases_gradient(ctx, grad) if needs_bases else None,
@@ -145,31 +150,27 @@ class Highway(_Unrolled):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_bases: Tensor | None, _: None) -> tuple[Any, ...]:
-        x, bases, mass, last_gamma, steps, variance = _kept(ctx)
-        needs_x, needs_bases, needs_steps = ctx.needs_input_grad[:3]
         if grad_bases is None:
             return None, None, None, None, None
+        kept = _kept(ctx)
+        x, bases, steps, variance = kept.x, kept.bases, kept.steps, kept.variance
+        needs_x, needs_bases, needs_steps = ctx.needs_input_grad[:3]
+        all_grad_sums, grad_steps = [], []  # last iteration first
         with no_autocast(x):
             grad = grad_bases.to(bases.dtype)
-            grad_means, grad_steps = [], []  # last iteration first
             for t in reversed(range(len(steps))):
-                step, stay = steps[t], (floor(mass) / (mass[t] + floor(mass))).unsqueeze(-1)
-                grad_steps.append((grad * (bases[t + 1] - bases[t])).sum() / step)
-                grad_means.append(step * grad)
-                grad = (1 - step + step * stay) * grad
+                grad_steps.append((grad * (bases[t + 1] - bases[t])).sum() / steps[t])
+                all_grad_sums.append(steps[t] * grad / kept.weight(t))
+                grad = kept.skip(t) * grad
             grad_x = torch.empty_like(x, dtype=bases.dtype) if needs_x else None
             if grad_x is not None:
                 e_steps = [EStep(mu, variance, ctx.kernel) for mu in bases[:-1]]
                 for tile in tiles(x):
                     part = wide(x[:, tile])
-                    for i, grad_mean in enumerate(grad_means):
+                    for i, grad_sums in enumerate(all_grad_sums):
                         t = len(steps) - 1 - i
-                        if i == 0 and last_gamma is not None:
-                            gamma = last_gamma[:, tile]
-                        else:
-                            gamma = e_steps[t](part)
-                        w = gamma / (mass[t] + floor(mass)).unsqueeze(-2)
-                        grad_x[:, tile].baddbmm_(w, grad_mean, beta=0 if i == 0 else 1)
+                        gamma = kept.responsibilities(t, tile, e_steps[t], part)
+                        grad_x[:, tile].baddbmm_(gamma, grad_sums, beta=0 if i == 0 else 1)
         return (
             None if grad_x is None else grad_x.to(x.dtype),
             _bases_gradient(ctx, grad) if needs_bases else None,
@@ -177,6 +178,14 @@ class Highway(_Unrolled):
             None,
             None,
         )
+
+
+def _logit_gradient(gamma: Tensor, u: Tensor, own: Tensor | None) -> Tensor:
+    """∂L/∂z of the softmax, from ∂L/∂γ in two parts; `u` is overwritten."""
+    if own is not None:
+        u += wide(own)
+    u *= gamma
+    return torch.addcmul(u, gamma, u.sum(dim=-1, keepdim=True), value=-1)
 
 
 def _bases_gradient(ctx: Any, grad: Tensor) -> Tensor:
