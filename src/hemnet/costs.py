@@ -6,6 +6,7 @@ needs no memory. Multiply-adds are counted by `torch.utils.flop_counter`.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,18 @@ from hemnet.nn.segmenter import Segmenter
 
 MI = 2**20
 _FLOAT = 4  # bytes
+
+
+def _product_flops(_: Any, a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """…,n,k times …,k,m."""
+    return int(2 * math.prod(a) * b[-1])
+
+
+# torch counts products, but not those that add to a tensor in place.
+_IN_PLACE = {
+    torch.ops.aten.baddbmm_: _product_flops,
+    torch.ops.aten.addmm_: _product_flops,
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ def measure(make: Callable[[], Segmenter], size: tuple[int, int], batch: int = 1
         model = make().eval()
         images = torch.empty(batch, 3, *size)
         elements = _ModuleElements(model)
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_IN_PLACE) as counter:
             model(images)
         elements.remove()
         with torch.no_grad(), _Alive() as inference:

@@ -147,8 +147,8 @@ def _tile_sum(mask: Tensor, x: Tensor, ys: tuple[int, int], xs: tuple[int, int])
     weights = weights[:, :, window[0] - ys[0] + p : window[1] - ys[0] + p]
     weights = weights[..., sides[0] - xs[0] + q : sides[1] - xs[0] + q]
     sources = x[..., window[0] : window[1], sides[0] : sides[1]].flatten(2)  # B,C,S
-    matrix = weights.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)  # B,S,T
-    out = sources @ matrix.to(sources.dtype)
+    matrix = weights.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)  # B,T,S
+    out = sources @ matrix.to(sources.dtype).mT
     return out.unflatten(2, (ys[1] - ys[0], xs[1] - xs[0]))
 
 
