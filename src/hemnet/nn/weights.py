@@ -141,7 +141,7 @@ def _match_in_order(target: Mapping[str, Tensor], names: dict[str, str]) -> dict
     Returns nothing unless every layer of the module meets a layer with the same kinds of tensors.
     """
     theirs: dict[str, dict[str, str]] = {}
-    for plain in sorted(names, key=_natural):
+    for plain in sorted((n for n in names if n.startswith("features.")), key=_natural):
         layer, _, leaf = plain.rpartition(".")
         theirs.setdefault(layer, {})[{"layer_scale": "gamma"}.get(leaf, leaf)] = names[plain]
     ours: dict[str, dict[str, str]] = {}
