@@ -46,14 +46,14 @@ FAMILIES = {
 def test_the_stride_is_the_one_asked_for(family: str) -> None:
     name, strides = FAMILIES[family]
     for stride in strides:
-        with torch.device("meta"):
-            backbone = Backbone(name, stride).eval()
-            for h, w in ((33, 47), (1, 1), (97, 256)):
+        backbone = Backbone(name, stride).eval()
+        assert backbone.strides[-1] == stride
+        for h, w in ((33, 47), (1, 1), (64, 97)):
+            with torch.no_grad():
                 features = backbone(torch.zeros(1, 3, h, w))
-                assert [f.shape[1] for f in features] == backbone.channels
-                for feature, s in zip(features, backbone.strides, strict=True):
-                    assert feature.shape[-2:] == (-(-h // s), -(-w // s))
-                assert backbone.strides[-1] == stride
+            assert [f.shape[1] for f in features] == backbone.channels
+            for feature, s in zip(features, backbone.strides, strict=True):
+                assert feature.shape[-2:] == (-(-h // s), -(-w // s))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import hemnet
 from hemnet.commands import costs as command
-from hemnet.costs import PAPER_ROWS, _Alive, measure, paper_table
+from hemnet.costs import PAPER_ROWS, _Alive, count, on_meta, paper_table, peak_bytes
 from hemnet.errors import UserError
 
 
@@ -44,29 +45,30 @@ def test_memory_is_the_papers_where_its_rule_is_known(table: dict[str, dict[str,
 
 
 def make(name: str, channels: int = 512) -> hemnet.Segmenter:
-    return hemnet.create_model(name, 21, "test_resnet", channels=channels)
+    return on_meta(partial(hemnet.create_model, name, 21, "test_resnet", channels=channels))
 
 
 @pytest.mark.parametrize("name", ["hemnet", "emanet"])
 @pytest.mark.parametrize("size", [64, 2048])  # the second is computed in tiles
 def test_em_products_are_counted(name: str, size: int) -> None:
-    costs = measure(lambda: make(name), (size, size))
+    costs = count(make(name), (size, size))
     positions = (size // 8) ** 2
     assert costs.matmul_flops == 2 * 7 * positions * 64 * 512
 
 
 def test_attention_over_all_positions_is_counted() -> None:
-    costs = measure(lambda: make("nonlocal"), (256, 256))
+    costs = count(make("nonlocal"), (256, 256))
     assert costs.matmul_flops == 2 * 2 * 1024**2 * 256
 
 
 def test_costs_grow_with_the_batch_and_need_no_memory() -> None:
-    one = measure(lambda: make("hemnet"), (4096, 4096))
-    two = measure(lambda: make("hemnet"), (4096, 4096), batch=2)
+    model, size = make("hemnet"), (4096, 4096)
+    one, two = count(model, size), count(model, size, batch=2)
     assert two.params == one.params
     assert two.flops == 2 * one.flops
-    assert one.training_bytes > one.inference_bytes > 4 * 21 * 4096**2
-    assert two.training_bytes == pytest.approx(2 * one.training_bytes, rel=0.01)
+    inference, training = peak_bytes(model, size), peak_bytes(model, size, training=True)
+    assert training > inference > 4 * 21 * 4096**2
+    assert peak_bytes(model, size, 2, True) == pytest.approx(2 * training, rel=0.01)
 
 
 def test_memory_alive_follows_what_is_freed() -> None:
@@ -80,7 +82,8 @@ def test_memory_alive_follows_what_is_freed() -> None:
     del y
     assert alive.now == 0
     with _Alive() as alive:
-        y = layers(x)
+        kept = layers(x)
+    assert kept.requires_grad
     assert alive.peak == 5 * size  # every layer's input is kept
 
 

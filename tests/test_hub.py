@@ -191,11 +191,10 @@ class TestHub:
         }
 
     def test_torch_hub(self, folder: Path) -> None:
-        assert set(hemnet.list_models()) <= set(torch.hub.list(str(ROOT), source="local"))
-        made = torch.hub.load(
-            str(ROOT), "fcn", source="local", num_classes=4, backbone="test_resnet"
-        )
-        assert made.config.num_classes == 4
+        for name in hemnet.list_models():
+            options = {"num_classes": 4, "backbone": "test_resnet"}
+            made = torch.hub.load(str(ROOT), name, source="local", **options)
+            assert (made.config.model, made.config.num_classes) == (name, 4)
         loaded = torch.hub.load(str(ROOT), "pretrained", str(folder), source="local")
         assert loaded.config.model == "hemnet"
 

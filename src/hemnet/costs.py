@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,8 +47,6 @@ class Costs:
     batch_norm_elements: int
     relu_elements: int
     module_elements: int  # outputs of every layer, residual block and attention unit
-    inference_bytes: int  # most bytes of activations alive at once
-    training_bytes: int  # the same when all that the backward pass needs is kept
 
     @property
     def flops(self) -> int:
@@ -70,20 +69,18 @@ class Costs:
         return _FLOAT * (self.params + input_elements + 2 * self.module_elements)
 
 
-def measure(make: Callable[[], Segmenter], size: tuple[int, int], batch: int = 1) -> Costs:
-    """Costs of the model that `make` makes, for a batch of images H,W; allocates nothing."""
+def on_meta(make: Callable[[], Segmenter]) -> Segmenter:
+    """The model that `make` makes, without memory for its weights, in evaluation mode."""
     with torch.device("meta"):
-        model = make().eval()
-        images = torch.empty(batch, 3, *size)
-        elements = _ModuleElements(model)
-        with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_IN_PLACE) as counter:
-            model(images)
-        elements.remove()
-        with torch.no_grad(), _Alive() as inference:
-            model(images)
-        with torch.enable_grad(), _Alive() as training:
-            kept = model(images)
-        del kept
+        return make().eval()
+
+
+def count(model: Segmenter, size: tuple[int, int], batch: int = 1) -> Costs:
+    """Costs of a meta model for images B,3,H,W; nothing is computed."""
+    elements = _ModuleElements(model)
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_IN_PLACE) as counter:
+        model(torch.empty(batch, 3, *size, device="meta"))
+    elements.remove()
     counts = counter.get_flop_counts().get("Global", {})
     convolutions = sum(n for op, n in counts.items() if "convolution" in str(op))
     return Costs(
@@ -93,9 +90,21 @@ def measure(make: Callable[[], Segmenter], size: tuple[int, int], batch: int = 1
         batch_norm_elements=elements.batch_norm,
         relu_elements=elements.relu,
         module_elements=elements.total,
-        inference_bytes=inference.peak,
-        training_bytes=training.peak,
     )
+
+
+def peak_bytes(
+    model: Segmenter, size: tuple[int, int], batch: int = 1, training: bool = False
+) -> int:
+    """Most bytes of activations alive at once in a forward pass of a meta model.
+
+    With `training`, all that the backward pass needs is kept. Workspaces of kernels are not
+    counted: they differ between devices.
+    """
+    with torch.set_grad_enabled(training), _Alive() as alive:
+        kept = model(torch.empty(batch, 3, *size, device="meta"))
+    del kept
+    return alive.peak
 
 
 class _ModuleElements:
@@ -193,12 +202,9 @@ def paper_table() -> dict[str, dict[str, Any]]:
     base: tuple[float, float, float] = (0, 0, 0)
     pixels = 3 * PAPER_SIZE[0] * PAPER_SIZE[1]
     for row in PAPER_ROWS:
-        options = {"preset": "paper"} if row.model == "hemnet" else {}
-
-        def make(row: PaperRow = row, options: dict[str, Any] = options) -> Segmenter:
-            return create_model(row.model, PAPER_CLASSES, channels=row.channels, **options)
-
-        costs = measure(make, PAPER_SIZE)
+        options: dict[str, Any] = {"preset": "paper"} if row.model == "hemnet" else {}
+        make = partial(create_model, row.model, PAPER_CLASSES, channels=row.channels, **options)
+        costs = count(on_meta(make), PAPER_SIZE)
         params, flops = costs.params, costs.paper_flops
         memory = costs.paper_bytes(pixels)
         if row.model == "fcn":

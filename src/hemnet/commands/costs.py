@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,8 @@ def run(args: argparse.Namespace) -> None:
 def _models(args: argparse.Namespace) -> tuple[dict[str, Any], Table]:
     from rich.table import Table
 
-    from hemnet.costs import MI, measure
+    from hemnet.costs import MI, count, on_meta, peak_bytes
     from hemnet.models import create_model
-    from hemnet.nn.segmenter import Segmenter
 
     size = _size(args.size)
     if args.batch < 1:
@@ -81,27 +81,32 @@ def _models(args: argparse.Namespace) -> tuple[dict[str, Any], Table]:
     table.add_column("\ntraining", justify="right")
     result = {}
     for name in args.model or ["hemnet"]:
-
-        def make(name: str = name) -> Segmenter:
-            return create_model(
-                name, args.num_classes, args.backbone, args.output_stride, args.channels
-            )
-
-        costs = measure(make, size, args.batch)
+        make = partial(
+            create_model,
+            name,
+            args.num_classes,
+            args.backbone,
+            args.output_stride,
+            args.channels,
+        )
+        model = on_meta(make)
+        costs = count(model, size, args.batch)
+        inference = peak_bytes(model, size, args.batch)
+        training = peak_bytes(model, size, args.batch, training=True)
         result[name] = {
             "params": costs.params,
             "multiply_adds": costs.multiply_adds,
             "flops": costs.flops,
-            "inference_activation_bytes": costs.inference_bytes,
-            "training_activation_bytes": costs.training_bytes,
+            "inference_activation_bytes": inference,
+            "training_activation_bytes": training,
         }
         table.add_row(
             name,
             f"{costs.params / 1e6:.2f}",
             f"{costs.multiply_adds / 1e9:.1f}",
             f"{costs.flops / 1e9:.1f}",
-            f"{costs.inference_bytes / MI:,.0f}",
-            f"{costs.training_bytes / MI:,.0f}",
+            f"{inference / MI:,.0f}",
+            f"{training / MI:,.0f}",
         )
     return result, table
 
