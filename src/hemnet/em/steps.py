@@ -7,6 +7,8 @@ sum over ten thousand positions is not safe in half precision.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -94,9 +96,9 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def no_autocast(tensor: Tensor) -> torch.autocast:
+def no_autocast(tensor: Tensor) -> AbstractContextManager[None]:
     """Autocast off: it would turn the products back into half precision."""
     device = tensor.device.type
-    if not torch.amp.is_autocast_available(device):  # the meta device, where costs are counted
-        device = "cpu"
+    if not torch.amp.is_autocast_available(device):  # such as "meta"
+        return nullcontext()
     return torch.autocast(device, enabled=False)

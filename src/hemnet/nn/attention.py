@@ -204,6 +204,8 @@ class HighwayEMAttention(_EMUnit):
         super().__init__(channels, bases, decay, zero_init)
         self.iterations, self.eval_iterations = iterations, eval_iterations
         self.kernel, self.backward = kernel, backward
+        if backward == "none":  # no gradient would reach it; data parallelism wants to be told
+            self.conv_in.requires_grad_(False)
         self.step_size: Any
         if isinstance(step_size, Tensor) and not isinstance(step_size, nn.Parameter):
             self.register_buffer("step_size", step_size)
@@ -270,6 +272,9 @@ class EMAttention(_EMUnit):
         check_iterations(iterations if eval_iterations is None else eval_iterations)
         super().__init__(channels, bases, decay, zero_init)
         self.iterations, self.eval_iterations = iterations, eval_iterations
+        self.conv_in.requires_grad_(
+            False
+        )  # no gradient reaches it; data parallelism wants to be told
         self.reset_parameters()
 
     @property

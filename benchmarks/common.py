@@ -1,0 +1,91 @@
+"""Measuring side by side: interleaved rounds, medians of ratios, exact memory of tensors.
+
+The machine may be shared and noisy, so a time alone says little: all variants take turns in every
+round, and a ratio is the median over rounds of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch.profiler import ProfilerActivity, profile
+
+Work = Callable[[], object]
+console = Console()
+
+
+class Times:
+    """Seconds of every variant in every round."""
+
+    def __init__(self, rounds: Mapping[str, list[float]]) -> None:
+        self.rounds = dict(rounds)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.rounds[name])
+
+    def ratio(self, name: str, reference: str) -> float:
+        pairs = zip(self.rounds[name], self.rounds[reference], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+
+def interleave(variants: Mapping[str, Work], rounds: int, title: str, warm_up: int = 2) -> Times:
+    """Run every variant once in every round, beginning with another one each time."""
+    names = list(variants)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    shown = track(
+        range(-warm_up, rounds), title, console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+    for i in shown:
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            start = time.perf_counter()
+            variants[name]()
+            if i >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    return Times(seconds)
+
+
+def peak_memory(work: Work) -> int:
+    """Peak bytes of CPU tensors allocated by `work` beyond those alive before it."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    assert profiler.profiler is not None
+    current = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            current += event.nbytes()
+            peak = max(peak, current)
+    return peak
+
+
+def matmul_gflops(times: Times, name: str, size: int) -> float:
+    return 2 * size**3 / times.median(name) / 1e9
+
+
+def environment() -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def save(path: Path | None, result: dict[str, Any]) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
+    console.print(f"wrote {path}", highlight=False, soft_wrap=True)

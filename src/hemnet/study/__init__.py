@@ -1,0 +1,1 @@
+"""Looking inside: pictures and measurements of what the method does."""

@@ -1,0 +1,120 @@
+"""Collapse and saturation: seen, said once, and avoided by variance="auto"."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import hemnet
+from hemnet.nn import attention
+from hemnet.nn.health import largest_variance, spread
+
+
+def unit_on(x: Tensor, **options: object) -> hemnet.HighwayEMAttention:
+    """A unit whose first convolution is the identity, so that x are the features it clusters."""
+    unit = hemnet.HighwayEMAttention(x.shape[1], bases=16, **options)
+    with torch.no_grad():
+        unit.conv_in.weight.copy_(torch.eye(x.shape[1])[..., None, None])
+        unit.conv_in.bias.zero_()
+    return unit
+
+
+def features(scale: float, batch: int = 2, channels: int = 32) -> Tensor:
+    """Eight clusters of positions, so that there is something for the bases to find."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(8, channels, generator=generator)
+    which = torch.randint(8, (batch, 24 * 24), generator=generator)
+    noise = 0.3 * torch.randn(batch, 24 * 24, channels, generator=generator)
+    return scale * (centres[which] + noise).mT.unflatten(2, (24, 24))
+
+
+def train(unit: hemnet.HighwayEMAttention, x: Tensor, passes: int) -> None:
+    with torch.no_grad():
+        for _ in range(passes):
+            unit(x)
+
+
+def test_largest_variance_is_the_largest_eigenvalue() -> None:
+    x = features(1.0).flatten(2).mT.double()
+    centred = x - x.mean(1, keepdim=True)
+    covariance = (centred.mT @ centred / x.shape[1]).mean(0)
+    expected = float(torch.linalg.eigvalsh(covariance)[-1])
+    assert math.isclose(float(largest_variance(x)), expected, rel_tol=0.02)
+
+
+def test_spread() -> None:
+    assert float(spread(torch.ones(5, 3))) == 0
+    assert math.isclose(float(spread(torch.eye(4) - 0.25)), 1.0, rel_tol=1e-6)
+
+
+def test_fixed_variance_collapses_and_says_so_once() -> None:
+    x = features(0.3)
+    unit = unit_on(x)
+    ratio = unit.health(x).ratio
+    assert ratio < 1
+    with pytest.warns(hemnet.BasesWarning, match="collapsed into one.*auto"):
+        train(unit, x, 100)
+    health = unit.health()
+    assert health.state == "collapsed"
+    assert health.spread < 0.05
+    assert health.entropy > 0.99 * math.log(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(unit, x, 200)
+        unit.eval()
+
+
+@pytest.mark.parametrize("scale", [0.03, 0.3, 1.0, 10.0])
+def test_auto_variance_stays_healthy_at_any_scale(scale: float) -> None:
+    x = features(scale)
+    unit = unit_on(x, variance="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(unit, x, 200)
+    health = unit.health()
+    assert health.state == "healthy", str(health)
+    assert math.isclose(health.ratio, attention.AUTO_RATIO, rel_tol=0.05)
+    assert health.spread > 0.5
+    assert health.in_use > 0.4  # eight clusters, sixteen bases
+
+
+def test_auto_variance_is_a_constant_in_evaluation() -> None:
+    x = features(1.0)
+    unit = unit_on(x, variance="auto")
+    train(unit, x, 3)
+    before = float(unit.variance)
+    unit.eval()
+    unit(10 * x)
+    assert float(unit.variance) == before
+    assert "principal.value" in unit.state_dict()
+
+
+def test_saturation_is_seen() -> None:
+    x = features(12.0)
+    unit = unit_on(x)
+    with pytest.warns(hemnet.BasesWarning, match="saturated.*larger variance"):
+        train(unit, x, 100)
+    assert unit.health().state == "saturated"
+
+
+def test_leaving_training_is_a_moment_to_look() -> None:
+    x = features(0.1)
+    unit = unit_on(x, decay=0.5)
+    train(unit, x, 60)
+    with pytest.warns(hemnet.BasesWarning, match="collapsed"):
+        unit.eval()
+
+
+def test_health_needs_features() -> None:
+    unit = hemnet.EMAttention(8)
+    with pytest.raises(RuntimeError, match="run a forward pass or give x"):
+        unit.health()
+    assert unit.health(torch.randn(1, 8, 4, 4)).bases == 64
+
+
+def test_health_reads_well() -> None:
+    unit = unit_on(features(1.0))
+    unit(features(1.0))
+    assert str(unit.health()).startswith("healthy: λ/σ² ")
