@@ -10,24 +10,22 @@ machine does hits them alike; ratios are medians of per-round ratios.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import hemnet
+from common import console, interleave, save
 
 SIZE = 513
 CLASSES = 21
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 CONVOLUTIONS = ((64, 129), (128, 65), (256, 65), (512, 65))  # channels, height and width
 
 
@@ -35,12 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default="wall",
-        help="cpu: processor time, which other work on the machine hardly changes; for 1 thread",
-    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -63,26 +55,20 @@ def main() -> None:
 
     with torch.inference_mode():
         error = max_error(models["hemnet"], models["hemnet fused, NHWC"])
-        times = measure(runs, args.rounds, CLOCKS[args.clock])
-    best = [
-        max(flops[n] / times[n][i] for n in runs if n not in models) for i in range(args.rounds)
-    ]
+        times = interleave(runs, args.rounds, "models", warm_up=1)
+    speeds = {n: [flops[n] / t for t in times.rounds[n]] for n in runs}
+    best = [max(speeds[n][i] for n in runs if n not in models) for i in range(args.rounds)]
     rows = {}
     for name in models:
-        ratios = [t / h for t, h in zip(times[name], times["hemnet"], strict=True)]
-        shares = [flops[name] / t / b for t, b in zip(times[name], best, strict=True)]
+        shares = [speed / b for speed, b in zip(speeds[name], best, strict=True)]
         rows[name] = {
-            "seconds": statistics.median(times[name]),
+            "seconds": times.median(name),
             "gflops": flops[name] / 1e9,
-            "gflops_per_second": flops[name] / statistics.median(times[name]) / 1e9,
-            "time_over_hemnet": statistics.median(ratios),
+            "gflops_per_second": statistics.median(speeds[name]) / 1e9,
+            "time_over_hemnet": times.ratio(name, "hemnet"),
             "share_of_best_convolution": statistics.median(shares),
         }
     result = {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "threads": args.threads,
-        "clock": args.clock,
         "rounds": args.rounds,
         "best_convolution_gflops_per_second": statistics.median(best) / 1e9,
         "fused_max_relative_error": error,
@@ -90,9 +76,7 @@ def main() -> None:
         "notes": notes,
     }
     show(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    save(args.json, result)
 
 
 def variants() -> tuple[dict[str, tuple[nn.Module, Tensor]], list[str]]:
@@ -156,26 +140,11 @@ def max_error(one: tuple[nn.Module, Tensor], other: tuple[nn.Module, Tensor]) ->
     return float((a - b).abs().max() / a.abs().max())
 
 
-def measure(
-    runs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(rounds + 1):
-        for name, run in runs.items():
-            start = clock()
-            run()
-            if i:  # the first round warms up
-                times[name].append(clock() - start)
-    return times
-
-
 def show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(
-        title=f"ResNet-50, stride 8, {SIZE}×{SIZE}, batch 1, float32, {result['threads']} threads, "
-        f"{result['rounds']} rounds, {result['clock']} time"
+        title=f"ResNet-50, stride 8, {SIZE}×{SIZE}, batch 1, float32, "
+        f"{torch.get_num_threads()} threads, "
+        f"{result['rounds']} rounds"
     )
     for column in ("model", "ms", "GFLOP", "GFLOP/s", "time / hemnet", "of best 3×3 conv"):
         table.add_column(column, justify="left" if column == "model" else "right")
@@ -188,7 +157,6 @@ def show(result: dict[str, Any]) -> None:
             f"{row['time_over_hemnet']:.3f}",
             f"{row['share_of_best_convolution']:.3f}",
         )
-    console = Console()
     console.width = max(console.width, 100)
     console.print(table)
     console.print(
