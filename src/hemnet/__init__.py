@@ -1,5 +1,8 @@
 """Highway Expectation-Maximization Networks: attention and segmentation in PyTorch."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from hemnet.em import (
     EMResult,
     Iteration,
@@ -15,6 +18,11 @@ from hemnet.nn.attention import EMAttention, HighwayEMAttention
 from hemnet.nn.health import BasesWarning, Health
 from hemnet.version import __version__
 
+if TYPE_CHECKING:
+    from hemnet.hub import from_pretrained
+    from hemnet.models import create_model, list_models
+    from hemnet.nn.segmenter import Segmenter
+
 __all__ = [
     "BasesWarning",
     "EMAttention",
@@ -22,12 +30,30 @@ __all__ = [
     "Health",
     "HighwayEMAttention",
     "Iteration",
+    "Segmenter",
     "__version__",
+    "create_model",
     "e_step",
     "elbo",
+    "from_pretrained",
     "highway_em",
+    "list_models",
     "log_likelihood",
     "n_step",
     "r_step",
     "trace",
 ]
+
+# Imported when first used: the models need timm, which takes seconds to import.
+_LAZY = {
+    "Segmenter": "hemnet.nn.segmenter",
+    "create_model": "hemnet.models",
+    "from_pretrained": "hemnet.hub",
+    "list_models": "hemnet.models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'hemnet' has no attribute {name!r}")

@@ -1,0 +1,147 @@
+"""Saved models: a folder with `config.json` and `model.safetensors`, local or on the hub.
+
+Nothing in such a folder is executed, and a model is built only after the file's tensors were
+seen to be those that the configuration asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from hemnet.errors import UserError
+from hemnet.models import make_config
+from hemnet.nn.segmenter import ModelConfig, Segmenter
+from hemnet.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+FORMAT = 1
+
+
+def save_pretrained(model: Segmenter, folder: str | Path) -> Path:
+    """Writes a model's folder. Each file is complete before it takes its name."""
+    if model.fused:
+        raise UserError("a fused model cannot be saved: save the model that it was made from")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"format": FORMAT, "hemnet_version": __version__} | asdict(model.config)
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
+        Path(temporary, CONFIG).write_text(text, encoding="utf-8")
+        save_file(state, Path(temporary, WEIGHTS), metadata={"format": "pt"})
+        for name in (WEIGHTS, CONFIG):
+            os.replace(Path(temporary, name), folder / name)
+    return folder
+
+
+def from_pretrained(source: str | Path, revision: str | None = None) -> Segmenter:
+    """A model from a `save_pretrained` folder or a hub id such as "user/model", ready to use."""
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _download(str(source), revision)
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UserError(f"{source} is not a saved model: it has no {name}")
+    config = read_config(folder / CONFIG)
+    _check_tensors(config, folder / WEIGHTS)
+    try:
+        state = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from None
+    model = Segmenter(config)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
+    """Uploads a model; needs a login of `huggingface_hub`. Returns the address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder)
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo_id, folder_path=folder, commit_message=f"hemnet {__version__} model"
+        )
+    return str(address)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """A `config.json`, checked field by field like the arguments of `create_model`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged, it is not JSON: {error}") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise UserError(f"{path} does not describe a hemnet model")
+    if content.pop("format") != FORMAT:
+        raise UserError(f"{path} was written by a newer hemnet than {__version__}: update hemnet")
+    content.pop("hemnet_version", None)
+    known = {field.name for field in fields(ModelConfig)}
+    if content.keys() != known:
+        wrong = sorted(content.keys() ^ known)
+        raise UserError(f"{path} is damaged: missing or unknown {', '.join(wrong)}")
+    try:
+        return make_config(content.pop("model"), **content)
+    except (UserError, TypeError, ValueError) as error:
+        raise UserError(f"{path} cannot be used: {error}") from None
+
+
+def _check_tensors(config: ModelConfig, path: Path) -> None:
+    """Compares the file's table of contents with the model's, without memory for either."""
+    try:
+        with torch.device("meta"):
+            expected: dict[str, Tensor] = Segmenter(config).state_dict()
+    except (UserError, RuntimeError, OverflowError) as error:
+        raise UserError(f"{path.with_name(CONFIG)} cannot be used: {error}") from None
+    try:
+        with safe_open(path, "pt") as file:
+            found: dict[str, Any] = {
+                key: file.get_slice(key).get_shape()
+                for key in file.keys()  # noqa: SIM118
+            }
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read, it is damaged or not a safetensors file: {error}"
+        ) from None
+    if found.keys() != expected.keys():
+        wrong = sorted(found.keys() ^ expected.keys())
+        raise UserError(
+            f"{path} does not belong to its {CONFIG}: {len(wrong)} tensors are missing or too "
+            f"many, the first is {wrong[0]}"
+        )
+    for key, tensor in expected.items():
+        if tuple(found[key]) != tuple(tensor.shape):
+            raise UserError(
+                f"{path} does not belong to its {CONFIG}: {key} has shape {tuple(found[key])}, "
+                f"{tuple(tensor.shape)} is needed"
+            )
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = f"{repo_id!r} is neither a folder nor a model on the hub"
+    try:
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS])
+    except HFValidationError:
+        raise UserError(f"{wanted} (a hub id looks like user/model)") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
+        raise UserError(f"{wanted}: {reason}") from None
+    return Path(folder)

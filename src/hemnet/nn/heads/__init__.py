@@ -1,0 +1,27 @@
+"""Segmentation heads: from a backbone's features to class logits.
+
+Every head is made with (channels, strides, num_classes, **options) and maps the list of features
+to B,classes,h,w; the segmenter resizes that to the image.
+"""
+
+from torch import nn
+
+from hemnet.nn.heads.attention import EMAHead, HEMHead, NonLocalHead
+from hemnet.nn.heads.deeplab import DeepLabV3PlusHead
+from hemnet.nn.heads.dual import DualAttentionHead
+from hemnet.nn.heads.fcn import AuxiliaryHead, FCNHead
+from hemnet.nn.heads.pointwise import PSAHead
+from hemnet.nn.heads.pyramid import PSPHead
+
+HEADS: dict[str, type[nn.Module]] = {
+    "hemnet": HEMHead,
+    "emanet": EMAHead,
+    "fcn": FCNHead,
+    "deeplabv3plus": DeepLabV3PlusHead,
+    "psanet": PSAHead,
+    "pspnet": PSPHead,
+    "danet": DualAttentionHead,
+    "nonlocal": NonLocalHead,
+}
+
+__all__ = ["HEADS", "AuxiliaryHead"]

@@ -1,0 +1,110 @@
+"""The head of HEMNet, EMANet and Non-local networks: one attention unit between convolutions.
+
+3×3 convolution to `width` → attention unit → 3×3 convolution to 256 → classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hemnet.nn.attention import EMAttention, HighwayEMAttention
+from hemnet.nn.heads.layers import classifier, conv_bn_relu
+
+_MIXED = 256
+
+
+class AttentionHead(nn.Module):
+    """B,C,h,w → B,classes,h,w, with an attention unit made by a subclass."""
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        num_classes: int,
+        width: int,
+        attention: nn.Module,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.reduce = conv_bn_relu(channels[-1], width, 3)
+        self.attention = attention
+        self.mix = conv_bn_relu(width, _MIXED, 3)
+        self.classifier = classifier(_MIXED, num_classes, dropout)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(self.mix(self.attention(self.reduce(features[-1]))))
+
+
+class HEMHead(AttentionHead):
+    """HEMNet; further options are those of `HighwayEMAttention`."""
+
+    UNIT = HighwayEMAttention
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        width: int = 512,
+        dropout: float = 0.1,
+        **unit: Any,
+    ) -> None:
+        super().__init__(channels, num_classes, width, self.UNIT(width, **unit), dropout)
+
+
+class EMAHead(AttentionHead):
+    """EMANet; further options are those of `EMAttention`."""
+
+    UNIT = EMAttention
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        width: int = 512,
+        dropout: float = 0.1,
+        **unit: Any,
+    ) -> None:
+        super().__init__(channels, num_classes, width, self.UNIT(width, **unit), dropout)
+
+
+class NonLocalAttention(nn.Module):
+    """Self-attention over all positions, O(N²) time: B,C,H,W → B,C,H,W.
+
+    Wang et al., Non-local Neural Networks, CVPR 2018 (https://arxiv.org/abs/1711.07971),
+    embedded Gaussian form.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        inner = max(channels // 2, 1)
+        self.query = nn.Conv2d(channels, inner, 1)
+        self.key = nn.Conv2d(channels, inner, 1)
+        self.value = nn.Conv2d(channels, inner, 1)
+        self.out = nn.Sequential(
+            nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).flatten(2).transpose(1, 2) for f in (self.query, self.key, self.value))
+        y = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        y = y.transpose(1, 2).unflatten(2, x.shape[-2:])
+        return F.relu(x + self.out(y))
+
+
+class NonLocalHead(AttentionHead):
+    """The same head with a non-local block as its unit."""
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        width: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(channels, num_classes, width, NonLocalAttention(width), dropout)

@@ -1,0 +1,39 @@
+"""FCN heads: the plain classifier of the ResNet row of Table 3, and the auxiliary head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hemnet.nn.heads.layers import classifier, conv_bn_relu
+
+
+class FCNHead(nn.Module):
+    """A classifier on the backbone's last feature: B,C,h,w → B,classes,h,w."""
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.classifier = classifier(channels[-1], num_classes, dropout)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(features[-1])
+
+
+class AuxiliaryHead(nn.Module):
+    """A second, smaller opinion from the last feature but one, used for training only."""
+
+    def __init__(self, channels: Sequence[int], num_classes: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        width = max(channels[-2] // 4, 16)
+        self.reduce = conv_bn_relu(channels[-2], width, 3)
+        self.classifier = classifier(width, num_classes, dropout)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        return self.classifier(self.reduce(features[-2]))

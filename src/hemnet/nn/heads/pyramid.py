@@ -1,0 +1,43 @@
+"""PSPNet: context from average pools over 1×1, 2×2, 3×3 and 6×6 regions.
+
+Zhao et al., Pyramid Scene Parsing Network, CVPR 2017 (https://arxiv.org/abs/1612.01105).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hemnet.nn.heads.layers import classifier, conv_bn_relu
+
+_REGIONS = (1, 2, 3, 6)
+
+
+class PSPHead(nn.Module):
+    """B,C,h,w → B,classes,h,w."""
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        width: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        inputs = channels[-1]
+        part = max(inputs // len(_REGIONS), 1)
+        self.pools = nn.ModuleList(conv_bn_relu(inputs, part) for _ in _REGIONS)
+        self.mix = conv_bn_relu(inputs + part * len(_REGIONS), width, 3)
+        self.classifier = classifier(width, num_classes, dropout)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        x = features[-1]
+        parts = [x]
+        for regions, reduce in zip(_REGIONS, self.pools, strict=True):
+            pooled = reduce(F.adaptive_avg_pool2d(x, regions))
+            parts.append(F.interpolate(pooled, x.shape[-2:], mode="bilinear", align_corners=True))
+        return self.classifier(self.mix(torch.cat(parts, 1)))

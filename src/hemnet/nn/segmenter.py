@@ -1,0 +1,153 @@
+"""The segmenter: backbone → head → bilinear up-sampling, and what a saved one must remember."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hemnet.errors import UserError
+from hemnet.nn.backbone import Backbone
+from hemnet.nn.fuse import fold_batch_norms
+from hemnet.nn.heads import HEADS, AuxiliaryHead
+from hemnet.nn.picture import read_picture
+from hemnet.nn.weights import WeightsReport, load_weights
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything needed to rebuild a segmenter; `create_model` checks and completes it."""
+
+    model: str
+    num_classes: int
+    backbone: str = "resnet101s"
+    output_stride: int = 8
+    channels: int | None = None  # width of the head; None for a head that has none (fcn)
+    multi_grid: tuple[int, ...] | Literal["auto"] | None = "auto"
+    resnet_v1: bool = False
+    auxiliary: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # of the head: iterations, step_size …
+    mean: tuple[float, ...] | None = None  # of RGB in 0–1; None: the backbone's
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    palette: tuple[tuple[int, int, int], ...] | None = None
+
+
+class Segmenter(nn.Module):
+    """Normalised images B,3,H,W → logits B,num_classes,H,W, for any H and W from 1 up.
+
+    `weights` fills the backbone: None, "imagenet" (timm's, from the hub) or a local file.
+    """
+
+    weights_report: WeightsReport | None = None  # what a local file gave
+
+    def __init__(self, config: ModelConfig, weights: str | Path | None = None) -> None:
+        super().__init__()
+        self.backbone = Backbone(
+            config.backbone,
+            config.output_stride,
+            config.multi_grid,
+            config.resnet_v1,
+            pretrained=weights == "imagenet",
+        )
+        channels, strides = self.backbone.channels, self.backbone.strides
+        options = dict(config.options)
+        if config.channels is not None:
+            options["width"] = config.channels
+        try:
+            self.head = HEADS[config.model](channels, strides, config.num_classes, **options)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"model {config.model!r}: {error}") from None
+        self.auxiliary = AuxiliaryHead(channels, config.num_classes) if config.auxiliary else None
+        mean, std = self.backbone.mean, self.backbone.std
+        if weights is not None and weights != "imagenet":
+            report = self.weights_report = load_weights(self.backbone.network, weights)
+            mean, std = report.mean or mean, report.std or std
+        self.config = replace(
+            config,
+            multi_grid=self.backbone.multi_grid,
+            mean=config.mean or mean,
+            std=config.std or std,
+        )
+        self.fused = False
+
+    @overload
+    def forward(self, images: Tensor, auxiliary: Literal[False] = False) -> Tensor: ...
+    @overload
+    def forward(self, images: Tensor, auxiliary: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits; with `auxiliary=True` also the auxiliary head's, for a training loss."""
+        if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise ValueError(
+                "images must be float, normalised, of shape B,3,H,W, not "
+                f"{images.dtype} of shape {tuple(images.shape)}"
+            )
+        features = self.backbone(images)
+        logits = self._resize(self.head(features), images)
+        if not auxiliary:
+            return logits
+        if self.auxiliary is None:
+            raise ValueError("this model has no auxiliary head: create it with auxiliary=True")
+        return logits, self._resize(self.auxiliary(features), images)
+
+    @staticmethod
+    def _resize(logits: Tensor, images: Tensor) -> Tensor:
+        return F.interpolate(logits, images.shape[-2:], mode="bilinear", align_corners=True)
+
+    def normalise(self, picture: NDArray[np.uint8]) -> Tensor:
+        """H,W,3 RGB bytes → 1,3,H,W on the model's device, in its normalisation."""
+        weight = next(self.parameters())
+        pixels = torch.from_numpy(picture).to(weight.device).permute(2, 0, 1)[None]
+        shape = (1, 3, 1, 1)
+        mean = torch.tensor(self.config.mean, device=weight.device).view(shape)
+        std = torch.tensor(self.config.std, device=weight.device).view(shape)
+        return ((pixels.float() / 255 - mean) / std).to(weight.dtype)
+
+    def predict(
+        self, image: str | Path | Image.Image | NDArray[Any]
+    ) -> NDArray[np.uint8] | NDArray[np.uint16]:
+        """The class of every pixel, H,W, of a path, PIL image or array (H,W,3; H,W; H,W,4)."""
+        picture = read_picture(image)
+        training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                classes = self(self.normalise(picture)).argmax(1)[0].cpu().numpy()
+        finally:
+            self.train(training)
+        return classes.astype(np.uint8 if self.config.num_classes <= 256 else np.uint16)
+
+    def fuse(self) -> Segmenter:
+        """A copy for inference with every batch norm folded into its convolution.
+
+        Fastest with `.to(memory_format=torch.channels_last)`. It cannot be trained or saved.
+        """
+        model = copy.deepcopy(self).eval().requires_grad_(False)
+        fold_batch_norms(model)
+        model.fused = True
+        return model
+
+    def train(self, mode: bool = True) -> Segmenter:
+        if mode and getattr(self, "fused", False):
+            raise RuntimeError("a fused model has no batch norms left and cannot be trained")
+        return super().train(mode)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Writes `config.json` and `model.safetensors`; `hemnet.from_pretrained` reads them."""
+        from hemnet.hub import save_pretrained
+
+        return save_pretrained(self, folder)
+
+    def push_to_hub(self, repo_id: str, private: bool = False) -> str:
+        """Uploads what `save_pretrained` writes to the Hugging Face hub; returns the address."""
+        from hemnet.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, private)

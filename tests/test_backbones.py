@@ -1,0 +1,338 @@
+"""Backbones: strides that are what was asked, multi-grid, v1 strides, weights from files."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hemnet.errors import UserError
+from hemnet.models import create_model
+from hemnet.nn.backbone import Backbone
+from hemnet.nn.weights import load_weights
+
+# Family → (a small member, strides it can do).
+FAMILIES = {
+    "ResNet": ("resnet10t", (8, 16, 32)),
+    "ResNet with deep stem": ("resnet50s", (8, 16, 32)),
+    "ResNet with blur pooling": ("resnetblur18", (8, 16, 32)),
+    "ResNeXt": ("resnext26ts", (8, 16, 32)),
+    "ConvNeXt": ("test_convnext", (8, 16, 32)),
+    "EfficientNet": ("test_efficientnet", (8, 16, 32)),
+    "EfficientNet-Lite": ("tf_efficientnet_lite0", (8, 16, 32)),
+    "MobileNetV2": ("mobilenetv2_035", (8, 16, 32)),
+    "MobileNetV3": ("mobilenetv3_small_050", (8, 16, 32)),
+    "RegNet": ("regnetx_002", (8, 16, 32)),
+    "HRNet": ("hrnet_w18_small", (8, 16, 32)),
+    "Xception": ("xception41", (8,)),
+    "DenseNet": ("densenet121", (32,)),
+    "Swin": ("swin_tiny_patch4_window7_224", (32,)),
+    "PVT": ("pvt_v2_b0", (32,)),
+    "MambaOut, channels last": ("mambaout_femto", (32,)),
+    "ViT": ("test_vit", (16,)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stride_is_the_one_asked_for(family: str) -> None:
+    name, strides = FAMILIES[family]
+    for stride in strides:
+        backbone = Backbone(name, stride).eval()
+        assert backbone.strides[-1] == stride
+        for h, w in ((33, 47), (1, 1), (64, 97)):
+            with torch.no_grad():
+                features = backbone(torch.zeros(1, 3, h, w))
+            assert [f.shape[1] for f in features] == backbone.channels
+            for feature, s in zip(features, backbone.strides, strict=True):
+                assert feature.shape[-2:] == (-(-h // s), -(-w // s))
+
+
+@pytest.mark.parametrize(
+    ("name", "stride", "message"),
+    [
+        ("swin_tiny_patch4_window7_224", 8, "cannot do output_stride 8: it does 32"),
+        ("test_vit", 32, "cannot do output_stride 32: it does 16"),
+        ("densenet121", 16, "cannot do output_stride 16: it does 32"),
+        ("hiera_tiny_224", 32, "does not take images of any size"),
+        ("coat_tiny", 32, "cannot give feature maps"),
+        ("nothing_at_all", 32, "timm has no backbone"),
+    ],
+)
+def test_what_a_backbone_cannot_do_is_said(name: str, stride: int, message: str) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match=message):
+        Backbone(name, stride)
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilations"), [(8, (2, 8, 16)), (16, (1, 4, 8)), (32, (1, 2, 4))]
+)
+def test_multi_grid_multiplies_the_last_stages_dilations(
+    stride: int, dilations: tuple[int, ...]
+) -> None:
+    with torch.device("meta"):
+        paper, plain = Backbone("resnet50s", stride), Backbone("resnet50s", stride, None)
+    assert paper.multi_grid == (1, 2, 4)
+    assert tuple(block.conv2.dilation[0] for block in paper.network.layer4) == dilations
+    last = {8: 4, 16: 2, 32: 1}[stride]
+    assert [block.conv2.dilation[0] for block in plain.network.layer4][1:] == [last, last]
+    with torch.device("meta"):
+        assert Backbone("resnet50", stride).multi_grid is None
+        assert Backbone("resnet18", stride, (1, 2)).multi_grid == (1, 2)
+
+
+@pytest.mark.parametrize("grid", [(1, 2), (0, 1, 2), (1, 2, 2.5)])
+def test_a_multi_grid_that_does_not_fit_is_refused(grid: tuple[int, ...]) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match="must be 3 positive whole numbers"):
+        Backbone("resnet50", 8, grid)
+    with torch.device("meta"), pytest.raises(UserError, match="multi_grid needs a ResNet"):
+        Backbone("test_convnext", 8, (1, 2, 4))
+
+
+def resnet_v1(state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """ResNet-50 of the first paper, stride in the first convolution, from its state dict."""
+
+    def conv(x: Tensor, name: str, stride: int = 1) -> Tensor:
+        weight = state[f"{name}.weight"]
+        return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        rest = [state[f"{name}.{k}"] for k in ("running_mean", "running_var", "weight", "bias")]
+        return F.batch_norm(x, *rest)
+
+    x = F.max_pool2d(norm(conv(x, "conv1", 2), "bn1").relu(), 3, 2, 1)
+    for stage, blocks in enumerate((3, 4, 6, 3), 1):
+        for i in range(blocks):
+            at, stride = f"layer{stage}.{i}", 2 if stage > 1 and i == 0 else 1
+            y = norm(conv(x, f"{at}.conv1", stride), f"{at}.bn1").relu()
+            y = norm(conv(y, f"{at}.conv2"), f"{at}.bn2").relu()
+            y = norm(conv(y, f"{at}.conv3"), f"{at}.bn3")
+            if i == 0:
+                x = norm(conv(x, f"{at}.downsample.0", stride), f"{at}.downsample.1")
+            x = (x + y).relu()
+    return x
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Batch norms with statistics that a mistake would show in."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.0)
+            nn.init.normal_(module.bias, std=0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def resnet50_state() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return lively(torchvision.models.resnet50()).state_dict()
+
+
+def test_a_v1_resnet_file_is_used_exactly(
+    resnet50_state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "v1.safetensors"
+    save_file(resnet50_state, path)
+    x = torch.randn(1, 3, 70, 50)
+    expected = resnet_v1(resnet50_state, x)
+    for v1 in (True, False):
+        backbone = Backbone("resnet50", 32, resnet_v1=v1).eval()
+        load_weights(backbone.network, path)
+        with torch.no_grad():
+            same = torch.allclose(backbone(x)[-1], expected, rtol=1e-4, atol=1e-4)
+        assert same == v1
+
+
+def test_v1_strides_keep_the_output_stride() -> None:
+    with torch.device("meta"):
+        for stride in (8, 16, 32):
+            backbone = Backbone("resnet50", stride, resnet_v1=True).eval()
+            assert backbone(torch.zeros(1, 3, 64, 64))[-1].shape[-1] == 64 // stride
+
+
+TORCHVISION: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "resnet": (torchvision.models.resnet18, "resnet18", 32),
+    "mobilenet_v2": (torchvision.models.mobilenet_v2, "mobilenetv2_100", 32),
+    "mobilenet_v3": (torchvision.models.mobilenet_v3_small, "mobilenetv3_small_100", 32),
+    "efficientnet": (torchvision.models.efficientnet_b0, "efficientnet_b0", 32),
+    "convnext": (torchvision.models.convnext_tiny, "convnext_tiny", 32),
+}
+
+
+@pytest.mark.parametrize("family", TORCHVISION)
+def test_torchvisions_names_give_torchvisions_features(family: str, tmp_path: Path) -> None:
+    make, name, stride = TORCHVISION[family]
+    theirs = lively(make())
+    save_file(theirs.state_dict(), tmp_path / "w.safetensors")
+    backbone = Backbone(name, stride).eval()
+    report = load_weights(backbone.network, tmp_path / "w.safetensors")
+    assert not report.missing
+    assert report.unused
+    eps = {m.eps for m in theirs.modules() if isinstance(m, nn.BatchNorm2d)}
+    for module in backbone.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = next(iter(eps))  # a constant of the network, not of its weights
+    seen: list[Tensor] = []
+    if family == "resnet":
+        layer = theirs.layer4
+    else:  # the last layer with the shape of the backbone's last feature
+        layer = [m for m in theirs.features if _width(m) == backbone.channels[-1]][-1]
+    layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        theirs(x)
+        ours = backbone(x)[-1]
+    assert torch.allclose(ours, seen[0], rtol=1e-3, atol=1e-4)
+
+
+def _width(module: nn.Module) -> int:
+    widths = [m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
+    return widths[-1] if widths else 0
+
+
+class TestWeightFiles:
+    @pytest.fixture
+    def network(self) -> nn.Module:
+        return Backbone("test_resnet", 32).network
+
+    @pytest.fixture
+    def state(self) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        return timm.create_model("test_resnet").state_dict()
+
+    def same(self, network: nn.Module, state: dict[str, Tensor]) -> bool:
+        return all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
+
+    def test_says_in_one_line_what_matched(
+        self,
+        network: nn.Module,
+        state: dict[str, Tensor],
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        save_file(state, tmp_path / "w.safetensors")
+        with caplog.at_level(logging.INFO, "hemnet"):
+            report = load_weights(network, tmp_path / "w.safetensors")
+        assert self.same(network, state)
+        (line,) = caplog.messages
+        assert line == str(report)
+        assert f"{report.matched} of {report.matched} backbone tensors loaded" in line
+        assert "not needed: fc.bias, fc.weight" in line
+        assert caplog.records[0].levelno == logging.INFO
+
+    def test_a_part_missing_is_a_warning(
+        self,
+        network: nn.Module,
+        state: dict[str, Tensor],
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        del state["bn1.weight"]
+        save_file(state, tmp_path / "w.safetensors")
+        load_weights(network, tmp_path / "w.safetensors")
+        assert "missing in the file: bn1.weight" in caplog.messages[0]
+
+    def test_half_precision_files_fill_float32(
+        self, network: nn.Module, state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        half = {k: v.half() if v.is_floating_point() else v for k, v in state.items()}
+        save_file(half, tmp_path / "w.safetensors")
+        load_weights(network, tmp_path / "w.safetensors")
+        assert self.same(network, {k: v.float() for k, v in half.items()})
+        assert next(network.parameters()).dtype == torch.float32
+
+    @pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
+    @pytest.mark.parametrize("prefix", ["", "module.", "module.backbone."])
+    def test_pth_files_with_wrappers_and_prefixes(
+        self,
+        network: nn.Module,
+        state: dict[str, Tensor],
+        tmp_path: Path,
+        wrapper: str | None,
+        prefix: str,
+    ) -> None:
+        content = {prefix + k: v for k, v in state.items()}
+        torch.save({wrapper: content, "epoch": 3} if wrapper else content, tmp_path / "w.pth")
+        load_weights(network, tmp_path / "w.pth")
+        assert self.same(network, state)
+
+    def test_flattened_names_of_timms_feature_networks(self, tmp_path: Path) -> None:
+        whole = timm.create_model("test_convnext")
+        save_file(whole.state_dict(), tmp_path / "w.safetensors")
+        network = Backbone("test_convnext", 32).network
+        assert not load_weights(network, tmp_path / "w.safetensors").missing
+
+    def test_normalisation_goes_with_the_model(
+        self, state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "w.safetensors"
+        save_file(state, path, metadata={"mean": "[0.1, 0.2, 0.3]", "std": "[0.4, 0.5, 0.6]"})
+        model = create_model("fcn", 2, "test_resnet", weights=path)
+        assert model.config.mean == (0.1, 0.2, 0.3)
+        assert model.config.std == (0.4, 0.5, 0.6)
+        save_file(state, path)
+        assert create_model("fcn", 2, "test_resnet", weights=path).config.mean == (0.5, 0.5, 0.5)
+        chosen = create_model("fcn", 2, "test_resnet", weights=path, mean=(0, 0, 0))
+        assert chosen.config.mean == (0, 0, 0)
+
+    def refuse(self, network: nn.Module, path: Path, message: str) -> None:
+        before = {k: v.clone() for k, v in network.state_dict().items()}
+        with pytest.raises(UserError, match=message):
+            load_weights(network, path)
+        assert self.same(network, before)
+
+    def test_other_networks_are_refused(
+        self, network: nn.Module, state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        save_file({"blocks.0.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+        self.refuse(network, tmp_path / "other.safetensors", "none of its 1 tensors")
+        wider = state | {"layer4.0.bn1.weight": torch.zeros(7)}
+        save_file(wider, tmp_path / "wider.safetensors")
+        self.refuse(
+            network, tmp_path / "wider.safetensors", r"layer4.0.bn1.weight has shape \(7,\)"
+        )
+
+    def test_damaged_and_hostile_files_are_refused(
+        self, network: nn.Module, state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        good = tmp_path / "good.safetensors"
+        save_file(state, good)
+        torch.save(state, tmp_path / "good.pth")
+        for suffix in ("safetensors", "pth"):
+            content = (tmp_path / f"good.{suffix}").read_bytes()
+            for length in (0, 5, 100, len(content) // 2):
+                (tmp_path / f"cut.{suffix}").write_bytes(content[:length])
+                self.refuse(network, tmp_path / f"cut.{suffix}", "damaged")
+        marker = tmp_path / "executed"
+        (tmp_path / "evil.pth").write_bytes(pickle.dumps(_Evil(marker), protocol=2))
+        torch.save(_Evil(marker), tmp_path / "evil.pt")
+        (tmp_path / "evil.safetensors").write_bytes(pickle.dumps(_Evil(marker)))
+        for name in ("evil.pth", "evil.pt", "evil.safetensors"):
+            self.refuse(network, tmp_path / name, "refused|damaged")
+        assert not marker.exists()
+        state["bn1.weight"][0] = float("nan")
+        save_file(state, good)
+        self.refuse(network, good, "bn1.weight holds values that are not finite")
+        torch.save([1, 2], tmp_path / "list.pth")
+        self.refuse(network, tmp_path / "list.pth", "not tensors by name")
+        self.refuse(network, tmp_path / "missing.pth", "there is no weight file")
+        (tmp_path / "w.h5").touch()
+        self.refuse(network, tmp_path / "w.h5", "must end in .safetensors")
+
+
+class _Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
