@@ -1,7 +1,7 @@
 """The catalog: every data set by name, with its classes, colours, splits and official sizes.
 
-    >>> from hemnet.data import open_dataset
-    >>> dataset = open_dataset("scenes", split="val")
+>>> from hemnet.data import open_dataset
+>>> dataset = open_dataset("scenes", split="val")
 """
 
 from __future__ import annotations
@@ -63,18 +63,33 @@ def _entries() -> dict[str, Entry]:
         ),
         (
             # Only images with objects of VOC's classes are rendered, so no size is official.
-            Info("coco", "COCO in VOC's classes", known.VOC, known.colour_map(21),
-                 dict.fromkeys(coco_sizes)),
+            Info(
+                "coco",
+                "COCO in VOC's classes",
+                known.VOC,
+                known.colour_map(21),
+                dict.fromkeys(coco_sizes),
+            ),
             layouts.coco,
         ),
         (
-            Info("camvid", "CamVid", known.CAMVID, known.CAMVID_COLOURS,
-                 {"train": 367, "val": 101, "test": 233}),
+            Info(
+                "camvid",
+                "CamVid",
+                known.CAMVID,
+                known.CAMVID_COLOURS,
+                {"train": 367, "val": 101, "test": 233},
+            ),
             layouts.camvid,
         ),
         (
-            Info("cityscapes", "Cityscapes", tuple(known.CITYSCAPES), cityscapes_colours,
-                 {"train": 2975, "val": 500}),
+            Info(
+                "cityscapes",
+                "Cityscapes",
+                tuple(known.CITYSCAPES),
+                cityscapes_colours,
+                {"train": 2975, "val": 500},
+            ),
             layouts.cityscapes,
         ),
         (
@@ -115,9 +130,14 @@ def splits_present(name: str, root: str | os.PathLike[str] | None) -> list[str]:
     if name == "folder":
         return folders.folder_splits(base)
     if name == "list":
-        return [base.stem] if base.is_file() else sorted(
-            p.stem for p in base.iterdir()
-            if p.suffix in (".txt", ".csv", ".tsv") and p.name != "classes.txt"
+        return (
+            [base.stem]
+            if base.is_file()
+            else sorted(
+                p.stem
+                for p in base.iterdir()
+                if p.suffix in (".txt", ".csv", ".tsv") and p.name != "classes.txt"
+            )
         )
     present, problem = [], None
     for split in info.splits:
@@ -171,7 +191,10 @@ def open_dataset(
     )
     for note in notes:
         log.warning("%s", note)
-    return FileDataset(info, split, pairs, coding, layout.unpaired, notes)
+    missing = [pair for pair in layout.pairs if not _complete(pair)] if partial else []
+    return FileDataset(
+        info, split, pairs, coding, missing=missing, unpaired=layout.unpaired, notes=notes
+    )
 
 
 def _usable(

@@ -50,9 +50,10 @@ def parse_classes(text: str) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
     return tuple(names), tuple(colours) if len(colours) == len(names) else ()
 
 
-VOC = tuple(
-    "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse "
-    "motorbike person pottedplant sheep sofa train tvmonitor".split()
+VOC = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
+    *("chair", "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant"),
+    *("sheep", "sofa", "train", "tvmonitor"),
 )
 
 CAMVID = (
@@ -100,5 +101,3 @@ COCO_TO_VOC = dict(
 @cache
 def ade20k() -> tuple[tuple[str, ...], tuple[Colour, ...]]:
     return parse_classes((_LISTS / "ade20k.txt").read_text())
-
-

@@ -69,11 +69,13 @@ class FileDataset(SegmentationDataset):
         split: str,
         pairs: Sequence[Pair],
         coding: Coding,
+        *,
+        missing: Sequence[Pair] = (),
         unpaired: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
         self.info, self.split, self.pairs, self.coding = info, split, list(pairs), coding
-        self.unpaired, self.notes = list(unpaired), list(notes)
+        self.missing, self.unpaired, self.notes = list(missing), list(unpaired), list(notes)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -107,7 +109,9 @@ def read_image(path: Path) -> Tensor:
         raise DataError(f"{path}: cannot be read ({error}).") from None
     if data[:3] == b"\xff\xd8\xff":
         try:  # a third faster than Pillow, same pixels
-            return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+            return decode_jpeg(
+                torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB
+            )
         except RuntimeError:
             pass  # Pillow reads more kinds of JPEG and explains better what is wrong
     try:
@@ -118,5 +122,7 @@ def read_image(path: Path) -> Tensor:
             else:
                 pixels = np.array(image.convert("RGB"))
     except UNREADABLE as error:
-        raise DataError(f"{path}: cannot be read as an image ({error}). Restore the file.") from None
+        raise DataError(
+            f"{path}: cannot be read as an image ({error}). Restore the file."
+        ) from None
     return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -26,7 +26,9 @@ def folder(root: Path, split: str) -> Layout:
     for path in files_under(labels, LABEL_EXTENSIONS):
         key = _key(path, labels)
         if key in marked:
-            raise UserError(f"{path}: a second label beside {marked[key].name}. Remove one of them.")
+            raise UserError(
+                f"{path}: a second label beside {marked[key].name}. Remove one of them."
+            )
         marked[key] = path
     return Layout(
         [Pair(key, found[key], marked[key]) for key in found if key in marked],

@@ -89,7 +89,7 @@ def decode(path: Path, coding: Coding) -> tuple[Mask, dict[str, int]]:
 
     Unknown values become void here, so that `check` can go on counting; `read_label` refuses them.
     """
-    values = _read_values(path)
+    values = raw_values(path)
     if values.ndim == 3:
         mask, unknown_colours = _decode_colours(values, coding)
         grey = bool((values == values[..., :1]).all())
@@ -118,7 +118,9 @@ def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> 
     shown = ", ".join(list(unknown)[:8]) + (", …" if len(unknown) > 8 else "")
     if next(iter(unknown)).startswith("#"):
         need = "colours of the palette" if coding.palette else "class ids (no palette was given)"
-        return f"{path}: colours {shown} are not classes; expected {need}. Give classes with colours."
+        return (
+            f"{path}: colours {shown} are not classes; expected {need}. Give classes with colours."
+        )
     need = (
         f"0 to {coding.num_classes - 1} or {VOID}"
         if coding.label_map is None
@@ -127,7 +129,7 @@ def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> 
     return f"{path}: label values {shown} are not classes; expected {need}. Give a label map."
 
 
-def _read_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
+def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Raw values (H, W), or colours (H, W, 3)."""
     try:
         with Image.open(path) as image:
@@ -150,7 +152,9 @@ def _read_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such label file.") from None
     except UNREADABLE as error:
-        raise DataError(f"{path}: cannot be read as an image ({error}). Restore the file.") from None
+        raise DataError(
+            f"{path}: cannot be read as an image ({error}). Restore the file."
+        ) from None
 
 
 def _decode_colours(values: NDArray[np.integer], coding: Coding) -> tuple[Mask, dict[str, int]]:

@@ -75,12 +75,22 @@ def voc(root: Path, split: str) -> Layout:
         "val": ("val",),
     }[split]
     official = official_ids("voc2012")
-    ids = read_ids(listed) if listed.exists() else [i for i in official if official[i] in members]
+    parts = [listed.with_name(f"{part}.txt") for part in ("train", "val")]
+    if listed.exists():
+        ids = read_ids(listed)
+    elif split == "trainval" and all(part.exists() for part in parts):
+        ids = [name for part in parts for name in read_ids(part)]
+    else:
+        ids = [name for name, member in official.items() if member in members]
     augmented, devkit = base / "SegmentationClassAug", base / "SegmentationClass"
     converted = {path.stem for path in files_under(augmented, (".png",))}
     return Layout(
         [
-            Pair(i, base / "JPEGImages" / f"{i}.jpg", (augmented if i in converted else devkit) / f"{i}.png")
+            Pair(
+                i,
+                base / "JPEGImages" / f"{i}.jpg",
+                (augmented if i in converted else devkit) / f"{i}.png",
+            )
             for i in ids
         ],
         fix="Unpack VOCtrainval_11-May-2012.tar again"
@@ -101,7 +111,9 @@ def pascal_context(root: Path, split: str) -> Layout:
         )
     return Layout(
         [
-            Pair(i, base / "JPEGImages" / f"{i}.jpg", base / "SegmentationClassContext" / f"{i}.png")
+            Pair(
+                i, base / "JPEGImages" / f"{i}.jpg", base / "SegmentationClassContext" / f"{i}.png"
+            )
             for i in read_ids(listed)
         ],
         fix="Convert the raw label maps: hemnet data prepare pascal_context.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hemnet.data.labels import VOID
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]  # float32 throughout, for speed
 
 GROUND_COLOURS = np.array(
     [(104, 146, 74), (214, 190, 138), (70, 124, 172), (132, 128, 124)], np.float32
@@ -61,7 +62,8 @@ class Canvas:
         sand = 0.05 * np.sin(0.55 * (y[:, None] + slope * x) + 1.2 * warp + phase) + 0.05 * grain
         water = 0.09 * np.sin(0.9 * y[:, None] + 1.6 * warp + phase)
         rock = 0.11 * blotch + 0.10 * grain
-        texture = np.choose(mask, (meadow, sand, water, rock)).astype(np.float32)
+        texture = np.stack((meadow, sand, water, rock)).reshape(grounds, -1)
+        texture = texture[mask.ravel(), np.arange(mask.size)].reshape(height, width)
         light = 1 + 0.05 * smooth_noise(rng, height, width, 3, 3)[0]
         colours = GROUND_COLOURS * rng.uniform(0.88, 1.12, (grounds, 3)).astype(np.float32)
         return mask, colours[mask] * ((1 + texture) * light)[..., None]
@@ -97,15 +99,18 @@ class Canvas:
             return
         rows, columns, dy, dx = window
         distance = _outline(shape, dy / radius, dx / radius, angle) * radius
-        shift = 2.0 * self.unit
-        shadow = _outline(shape, (dy - shift) / radius, (dx - shift) / radius, angle) * radius
         part = self.pixels[rows, columns]
-        part *= (1 - 0.35 * np.clip(0.5 - shadow / (2 * self.unit), 0, 1))[..., None]
-        # Light from the upper left, a darker rim, and stripes on half of the shapes' turns.
-        shade = 0.98 - 0.22 * (dy + dx) / radius + 0.05 * np.sin((dx - dy) * 9 / radius + angle)
+        shift = max(1, round(2 * self.unit))  # its shadow, down and to the right
+        shadow = np.clip(0.175 - distance[:-shift, :-shift] * (0.175 / self.unit), 0, 0.35)
+        part[shift:, shift:] *= (1 - shadow)[..., None]
+        # Light from the upper left, faint stripes, a darker rim.
+        shade = 0.98 - (0.22 / radius) * (dy + dx)
+        shade += 0.05 * np.sin((9 / radius) * (dx - dy) + angle)
         shade -= 0.25 * np.clip(1 + distance / (0.22 * radius), 0, 1)
         alpha = np.clip(0.5 - distance, 0, 1)[..., None]
-        part += alpha * (THING_COLOURS[colour] * np.float32(tint) * shade[..., None] - part)
+        part += alpha * (
+            THING_COLOURS[colour] * np.array(tint, np.float32) * shade[..., None] - part
+        )
         self._label(rows, columns, distance, label)
 
     def lamp(
@@ -138,9 +143,13 @@ class Canvas:
         """Exposure and noise of a camera, then 8 bits."""
         exposure = self.rng.uniform(0.85, 1.12)
         sigma = self.rng.uniform(2, 7)
-        noise = self.rng.standard_normal(self.pixels.shape, np.float32)
-        image = self.pixels * np.float32(exposure) + noise * np.float32(sigma)
-        return np.clip(image, 0, 255).astype(np.uint8), self.mask
+        # The sum of two random bytes is bell-shaped enough, and three times as fast as normals.
+        pair = np.frombuffer(self.rng.bytes(2 * self.pixels.size), np.uint8)
+        noise = pair.reshape(2, *self.pixels.shape).sum(0, dtype=np.uint16).astype(np.float32)
+        noise -= 255
+        noise *= sigma / 104  # the standard deviation of that sum
+        noise += self.pixels * np.float32(exposure)
+        return noise.clip(0, 255, out=noise).astype(np.uint8), self.mask
 
 
 def _outline(shape: int, v: Array, u: Array, angle: float) -> Array:

@@ -79,7 +79,7 @@ class Scene:
 
 
 class Scenes(SegmentationDataset):
-    """`length` scenes of `size` (one number, or height and width); train and val never share one."""
+    """`length` scenes of `size` (a side, or height and width); train and val share none."""
 
     info = SCENES
 
