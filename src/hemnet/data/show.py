@@ -55,24 +55,42 @@ def contact_sheet(
         blocks.append((dataset.id(index), [_pair(row, dataset.info.palette, tile) for row in rows]))
 
     width = max(row.width for _, rows in blocks for row in rows)
-    heights = [max(rows[r].height for _, rows in blocks) for r in range(len(blocks[0][1]))]
-    block_height = sum(heights) + GAP * len(heights) + LINE
-    columns = columns or max(1, min(len(blocks), 1600 // (width + 2 * GAP)))
-    lines = -(-len(blocks) // columns)
-    sheet_width = columns * (width + 2 * GAP) + 2 * GAP
-    legend = _legend(dataset, sorted(present), sheet_width)
-    sheet = Image.new("RGB", (sheet_width, lines * block_height + 2 * GAP + legend.height), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    for number, (name, drawn) in enumerate(blocks):
-        left = 2 * GAP + number % columns * (width + 2 * GAP)
-        top = GAP + number // columns * block_height
-        _text(pen, (left, top + 3), name, width)
-        top += LINE
-        for picture, height in zip(drawn, heights, strict=True):
-            sheet.paste(picture, (left, top))
-            top += height + GAP
-    sheet.paste(legend, (0, lines * block_height + GAP))
+    columns = columns or _columns(len(blocks), 1700 // (width + 2 * GAP))
+    lines = [blocks[start : start + columns] for start in range(0, len(blocks), columns)]
+    sheet_width = min(columns, len(blocks)) * (width + 2 * GAP) + 2 * GAP
+    caption = f"{dataset.info.title}, {dataset.split}"
+    if augmentation is not None:
+        caption += ": as read above, augmented below"
+    parts = [_line(line, width, sheet_width) for line in lines]
+    parts.append(_legend(dataset, sorted(present), sheet_width, caption))
+    sheet = Image.new("RGB", (sheet_width, sum(part.height for part in parts)), PAPER)
+    top = 0
+    for part in parts:
+        sheet.paste(part, (0, top))
+        top += part.height
     return sheet
+
+
+def _columns(count: int, room: int) -> int:
+    """As many beside each other as have room, fewer if that leaves no gap in the last line."""
+    room = max(1, min(count, room))
+    return next((n for n in range(room, room // 2, -1) if count % n == 0), room)
+
+
+def _line(
+    blocks: Sequence[tuple[str, list[Image.Image]]], width: int, sheet_width: int
+) -> Image.Image:
+    heights = [max(rows[r].height for _, rows in blocks) for r in range(len(blocks[0][1]))]
+    line = Image.new("RGB", (sheet_width, sum(heights) + GAP * (len(heights) + 1) + LINE), PAPER)
+    pen = ImageDraw.Draw(line)
+    for number, (name, rows) in enumerate(blocks):
+        left, top = 2 * GAP + number * (width + 2 * GAP), GAP
+        _text(pen, (left, top), name, width)
+        top += LINE - 4
+        for row, height in zip(rows, heights, strict=True):
+            line.paste(row, (left, top))
+            top += height + GAP
+    return line
 
 
 def _pair(row: tuple[Tensor, Tensor], palette: Sequence[Colour], tile: int) -> Image.Image:
@@ -89,12 +107,14 @@ def _pair(row: tuple[Tensor, Tensor], palette: Sequence[Colour], tile: int) -> I
     return out
 
 
-def _legend(dataset: SegmentationDataset, values: list[int], width: int) -> Image.Image:
+def _legend(
+    dataset: SegmentationDataset, values: list[int], width: int, caption: str
+) -> Image.Image:
     entries = [(dataset.info.classes[v], dataset.info.palette[v]) for v in values if v != VOID]
     if VOID in values:
         entries.append(("void", VOID_COLOUR))
     font = _font()
-    places, x, y = [], 2 * GAP, GAP
+    places, x, y = [], 2 * GAP, GAP + LINE
     for name, _ in entries:
         needed = 18 + int(font.getlength(name)) + 18
         if x + needed > width - GAP and x > 2 * GAP:
@@ -103,6 +123,7 @@ def _legend(dataset: SegmentationDataset, values: list[int], width: int) -> Imag
         x += needed
     legend = Image.new("RGB", (width, y + LINE + GAP), PAPER)
     pen = ImageDraw.Draw(legend)
+    _text(pen, (2 * GAP, GAP), caption, width - 4 * GAP)
     for (name, colour), (x, y) in zip(entries, places, strict=True):
         pen.rectangle((x, y + 1, x + 12, y + 13), fill=colour, outline=(120, 120, 120))
         pen.text((x + 18, y), name, fill=INK, font=font)

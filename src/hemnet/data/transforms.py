@@ -71,17 +71,16 @@ def drawing(seed: int, epoch: int, index: int) -> Iterator[None]:
 
 
 class RandomScaleCrop(v2.Transform):
-    """Scale by a random factor, pad what is missing, crop: in one step.
+    """Scale by a random factor and crop a random window: in one step.
 
     Only the window that the crop will show is scaled, which gives the same picture (the window is
-    rounded to whole source pixels) for a fraction of the work when images grow.
+    rounded to whole source pixels) for a fraction of the work when images grow. What is smaller
+    than the crop comes out smaller, for `RandomPad`.
     """
 
-    def __init__(
-        self, crop: tuple[int, int], scale: tuple[float, float], fill: tuple[int, int, int]
-    ) -> None:
+    def __init__(self, crop: tuple[int, int], scale: tuple[float, float]) -> None:
         super().__init__()
-        self.crop, self.scale, self.fill = crop, scale, fill
+        self.crop, self.scale = crop, scale
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = flat_inputs[0].shape[-2:]
@@ -92,45 +91,56 @@ class RandomScaleCrop(v2.Transform):
         return {"rows": rows, "columns": columns}
 
     @staticmethod
-    def _axis(length: int, crop: int, factor: float) -> tuple[int, int, int, int]:
-        """One axis: first source pixel, source pixels, their size after scaling, pad before."""
+    def _axis(length: int, crop: int, factor: float) -> tuple[int, int, int]:
+        """One axis: the first source pixel, how many, and their size after scaling."""
         window = max(1, round(crop / factor))
         draw = torch.rand(()).item()
         if window <= length:
-            return int(draw * (length - window + 1)), window, crop, 0
-        scaled = min(crop, max(1, round(length * factor)))
-        return 0, length, scaled, int(draw * (crop - scaled + 1))
+            return int(draw * (length - window + 1)), window, crop
+        return 0, length, min(crop, max(1, round(length * factor)))
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        top, height, new_height, above = params["rows"]
-        left, width, new_width, before = params["columns"]
-        is_mask = isinstance(inpt, tv_tensors.Mask)
+        top, height, new_height = params["rows"]
+        left, width, new_width = params["columns"]
         out = F.crop(inpt, top, left, height, width)
-        if (height, width) != (new_height, new_width):
-            out = F.resize(
-                out,
-                [new_height, new_width],
-                interpolation=v2.InterpolationMode.NEAREST_EXACT
-                if is_mask
-                else v2.InterpolationMode.BILINEAR,
-                antialias=True,
-            )
-        after, below = self.crop[1] - before - new_width, self.crop[0] - above - new_height
-        if above or below or before or after:
-            fill: Any = VOID if is_mask else list(self.fill)
-            out = F.pad(out, [before, above, after, below], fill=fill)
-        return out
+        if (height, width) == (new_height, new_width):
+            return out
+        nearest = isinstance(inpt, tv_tensors.Mask)
+        mode = v2.InterpolationMode.NEAREST_EXACT if nearest else v2.InterpolationMode.BILINEAR
+        return F.resize(out, [new_height, new_width], interpolation=mode, antialias=True)
+
+
+class RandomPad(v2.Transform):
+    """Pad to the crop's size, the picture at a random place: images in `fill`, masks in void."""
+
+    def __init__(self, crop: tuple[int, int], fill: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.crop, self.fill = crop, fill
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = flat_inputs[0].shape[-2:]
+        spare = self.crop[0] - height, self.crop[1] - width
+        above, before = (int(torch.rand(()).item() * (room + 1)) for room in spare)
+        return {"padding": [before, above, spare[1] - before, spare[0] - above]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        if not any(params["padding"]):
+            return inpt
+        fill: Any = VOID if isinstance(inpt, tv_tensors.Mask) else list(self.fill)
+        return F.pad(inpt, params["padding"], fill=fill)
 
 
 def training_transform(config: Augmentation) -> v2.Transform:
     """(image, mask) as tv_tensors → the same, augmented and normalised."""
     red, green, blue = (round(255 * value) for value in config.mean)
-    steps: list[v2.Transform] = [RandomScaleCrop(config.crop, config.scale, (red, green, blue))]
+    steps: list[v2.Transform] = [RandomScaleCrop(config.crop, config.scale)]
     if config.flip:
         steps.append(v2.RandomHorizontalFlip(config.flip))
     if config.jitter:
         j = config.jitter
         steps.append(v2.ColorJitter(brightness=j, contrast=j, saturation=j, hue=min(j / 4, 0.5)))
+    # Padding after the jitter, which would change its colour.
+    steps.append(RandomPad(config.crop, (red, green, blue)))
     return v2.Compose([*steps, _Normalise(config.mean, config.std)])
 
 
