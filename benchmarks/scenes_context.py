@@ -140,7 +140,9 @@ def main() -> None:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         settings = {"steps": args.steps, "size": args.size, "val": args.val, "seed": args.seed}
-        args.json.write_text(json.dumps({"settings": settings, "variants": results}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"settings": settings, "variants": results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def write_png(path: Path, values: NDArray[np.uint8], palette: bool = True) -> No
 
 def read_mat(path: Path, key: str) -> Any:
     try:
-        return need("scipy.io").loadmat(str(path), squeeze_me=True, struct_as_record=False)[key]
+        return need("scipy.io").loadmat(str(path))[key]
     except UserError:
         raise
     except KeyError:
@@ -86,7 +86,7 @@ def convert(
 def _sbd_label(job: tuple[Path, Path]) -> None:
     source, target = job
     if source.suffix == ".mat":
-        values = np.asarray(read_mat(source, "GTcls").Segmentation, np.uint8)
+        values = np.asarray(read_mat(source, "GTcls")["Segmentation"][0, 0], np.uint8)
     else:
         values = raw_values(source).astype(np.uint8)
     write_png(target, values)
