@@ -97,6 +97,9 @@ def decode(path: Path, coding: Coding) -> tuple[Mask, dict[str, int]]:
         if not grey or (coding.palette and not unknown_colours):
             return mask, unknown_colours
         values = values[..., 0]
+    plain = coding.label_map is None and values.dtype == np.uint8
+    if plain and not ((values >= coding.num_classes) & (values != VOID)).any():
+        return np.array(values), {}  # the usual case, without a table
     ids = coding.table[: 256 if values.dtype == np.uint8 else 65536].take(values)
     unknown = ids < 0
     if not unknown.any():

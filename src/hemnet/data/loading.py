@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import tv_tensors
 
 from hemnet.data.dataset import SegmentationDataset
@@ -104,9 +104,9 @@ def collate(items: Sequence[_Item]) -> Batch:
         raise ValueError(
             f"images of different sizes in one batch: {sorted(shapes)}. Evaluate with batch size 1."
         )
-    return Batch(
-        torch.stack([item.image for item in items]),
-        torch.stack([item.mask for item in items]),
+    return Batch(  # torch's own collation stacks straight into the memory workers share
+        default_collate([item.image for item in items]),
+        default_collate([item.mask for item in items]),
         [item.id for item in items],
         skipped,
     )

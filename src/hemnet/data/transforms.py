@@ -105,9 +105,12 @@ class RandomScaleCrop(v2.Transform):
         out = F.crop(inpt, top, left, height, width)
         if (height, width) == (new_height, new_width):
             return out
-        nearest = isinstance(inpt, tv_tensors.Mask)
-        mode = v2.InterpolationMode.NEAREST_EXACT if nearest else v2.InterpolationMode.BILINEAR
-        return F.resize(out, [new_height, new_width], interpolation=mode, antialias=True)
+        size = [new_height, new_width]
+        if isinstance(inpt, tv_tensors.Mask):
+            return F.resize(out, size, interpolation=v2.InterpolationMode.NEAREST_EXACT)
+        # 8-bit images scale two to three times as fast when the colours of a pixel lie together.
+        pixels = out.as_subclass(Tensor).permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return tv_tensors.Image(F.resize(pixels, size, antialias=True))
 
 
 class RandomPad(v2.Transform):
@@ -150,7 +153,7 @@ def evaluation_transform(mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_ST
 
 
 class _Normalise(v2.Transform):
-    """uint8 image → float32, normalised; mask → int64. One fused pass over the pixels."""
+    """uint8 image → float32, normalised; mask → int64."""
 
     def __init__(self, mean: Triple, std: Triple) -> None:
         super().__init__()
@@ -160,8 +163,10 @@ class _Normalise(v2.Transform):
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         if isinstance(inpt, tv_tensors.Mask):
             return tv_tensors.Mask(inpt.as_subclass(Tensor).long())
-        pixels = inpt.as_subclass(Tensor).to(torch.float32, memory_format=torch.contiguous_format)
-        return tv_tensors.Image(torch.addcmul(self.shift, pixels, self.scale))
+        pixels = inpt.as_subclass(Tensor).to(
+            torch.float32, memory_format=torch.contiguous_format, copy=True
+        )
+        return tv_tensors.Image(pixels.mul_(self.scale).add_(self.shift))
 
 
 def denormalise(image: Tensor, mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD) -> Tensor:
