@@ -9,9 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from hemnet.data import prepare
 from hemnet.data.download import Archive, download, unpack
 from hemnet.errors import UserError
+from tiny_data import ids, image, label
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 600_000, np.uint8).tobytes()
 MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
@@ -33,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         if way == "overloaded" and number < 3:
             return self.send_error(503)
-        body, resumed = CONTENT, bool(asked)
+        body, resumed = server.files.get(self.path.rsplit("/", 1)[1], CONTENT), bool(asked)
         if way == "page":
             return self.answer(200, b"<html>please log in</html>", kind="text/html")
         if way == "wrong":
@@ -67,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.released = [], threading.Event()
+    server.requests, server.released, server.files = [], threading.Event(), {}
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -178,3 +181,44 @@ def test_a_damaged_archive_unpacks_nothing(tmp_path):
     with pytest.raises(UserError, match=r"b\.tgz: cannot be unpacked"):
         unpack(tmp_path / "b.tgz", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["b.tgz"]
+
+
+def packed(files):
+    """A tar archive in memory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_prepare_voc_from_nothing(server, tmp_path, monkeypatch):
+    scipy_io = pytest.importorskip("scipy.io")
+    monkeypatch.setattr(prepare, "official_ids", lambda _: {"a": "train", "b": "aug"})
+    pixels = tmp_path / "pixels"
+    image(pixels / "a.jpg")
+    label(pixels / "a.png", ids(value=3))
+    scipy_io.savemat(pixels / "b.mat", {"GTcls": {"Segmentation": ids(value=4)}})
+    a, b, mask = ((pixels / name).read_bytes() for name in ("a.jpg", "b.mat", "a.png"))
+    base = "VOCdevkit/VOC2012"
+    server.files["voc.tar"] = packed(
+        {
+            f"{base}/JPEGImages/a.jpg": a,
+            f"{base}/JPEGImages/b.jpg": a,
+            f"{base}/SegmentationClass/a.png": mask,
+        }
+    )
+    server.files["sbd.tar"] = packed({"benchmark_RELEASE/dataset/cls/b.mat": b})
+    for name in ("VOC", "SBD"):
+        content = server.files[f"{name.lower()}.tar"]
+        md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        url = f"http://127.0.0.1:{server.server_port}/good/{name.lower()}.tar"
+        monkeypatch.setattr(prepare.archives, name, Archive(url, md5))
+    root = tmp_path / "root"
+    assert "2 labels written" in prepare.prepare_voc(root, fetch=True)
+    made = sorted((root / base / "SegmentationClassAug").iterdir())
+    assert [np.unique(Image.open(path)).tolist() for path in made] == [[3], [4]]
+    assert "0 labels written" in prepare.prepare_voc(root, fetch=True)
+    assert len(server.requests) == 2  # nothing is fetched twice

@@ -220,3 +220,16 @@ def test_scenes_feed_the_same_loop():
     augmentation = Augmentation(crop=(48, 48), scale=(1.0, 1.0))
     (batch,) = first(training_batches(Scenes(size=48), augmentation, batch_size=2), 1)
     assert batch.images.shape == (2, 3, 48, 48)
+
+
+@pytest.mark.parametrize("kind", ["files", "scenes"])
+def test_everything_a_worker_needs_can_be_sent_to_it(dataset, kind):
+    """Windows and macOS start workers from nothing and send them the data set."""
+    import pickle
+
+    source = dataset if kind == "files" else Scenes(size=32)
+    loader = training_batches(source, AUGMENTATION, batch_size=2).loader
+    copy = pickle.loads(pickle.dumps(loader.dataset))
+    assert torch.equal(copy[(1, 2)].image, loader.dataset[(1, 2)].image)
+    assert pickle.loads(pickle.dumps(loader.collate_fn)) is loader.collate_fn
+    assert pickle.loads(pickle.dumps(loader.worker_init_fn)) is loader.worker_init_fn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -71,13 +72,17 @@ def check(datasets: list[SegmentationDataset], *, workers: int | None = None) ->
         report.notes += dataset.notes
         if isinstance(dataset, FileDataset):
             report.problems += _absent(dataset)
-        seen = _read_all(dataset, workers)
-        for index, one in enumerate(seen):
-            report.problems += [Problem(kind, dataset.split, text) for kind, text in one.problems]
-            if one.digest is not None and isinstance(dataset, FileDataset):
-                origin[one.digest].append((dataset.split, str(dataset.pairs[index].image)))
-        report.splits[dataset.split] = summary = _summarise(dataset, seen)
-        empty = [name for name, count in summary.image_count.items() if not count]
+        pixels, images = np.zeros(256, np.int64), np.zeros(256, np.int64)
+        sizes: set[tuple[int, int]] = set()
+        for index, seen in enumerate(_read_all(dataset, workers)):
+            report.problems += [Problem(kind, dataset.split, text) for kind, text in seen.problems]
+            pixels += seen.counts
+            images += seen.counts > 0
+            sizes |= {seen.size} if seen.size else set()
+            if seen.digest is not None and isinstance(dataset, FileDataset):
+                origin[seen.digest].append((dataset.split, str(dataset.pairs[index].image)))
+        report.splits[dataset.split] = found = _summarise(dataset, pixels, images, sizes)
+        empty = [name for name, count in found.image_count.items() if not count]
         if empty:
             report.notes.append(f"{dataset.split}: no pixel of {', '.join(empty)}.")
     report.problems += _duplicates(origin)
@@ -94,11 +99,11 @@ def _absent(dataset: FileDataset) -> list[Problem]:
     return lost + [Problem("unpaired", dataset.split, text) for text in dataset.unpaired]
 
 
-def _read_all(dataset: SegmentationDataset, workers: int | None) -> list[_Seen]:
+def _read_all(dataset: SegmentationDataset, workers: int | None) -> Iterator[_Seen]:
     # Threads: decoding and hashing release the interpreter lock.
     with ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1)) as pool:
         results = pool.map(lambda index: _look(dataset, index), range(len(dataset)))
-        return list(track(results, f"{dataset.info.name} {dataset.split}", len(dataset)))
+        yield from track(results, f"{dataset.info.name} {dataset.split}", len(dataset))
 
 
 def _look(dataset: SegmentationDataset, index: int) -> _Seen:
@@ -132,23 +137,23 @@ def _count(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.bincount(labels.ravel(), minlength=256).astype(np.int64)
 
 
-def _summarise(dataset: SegmentationDataset, seen: list[_Seen]) -> SplitReport:
-    counts = np.stack([one.counts for one in seen])
-    classes = counts[:, : dataset.num_classes]
-    total, labelled = int(counts.sum()), int(classes.sum())
-    sizes = [one.size for one in seen if one.size is not None] or [(0, 0)]
-    heights, widths = zip(*sizes, strict=True)
+def _summarise(
+    dataset: SegmentationDataset,
+    pixels: NDArray[np.int64],
+    images: NDArray[np.int64],
+    sizes: set[tuple[int, int]],
+) -> SplitReport:
     names = dataset.info.classes
+    labelled, total = int(pixels[: len(names)].sum()), int(pixels.sum())
+    heights, widths = zip(*(sizes or {(0, 0)}), strict=True)
     return SplitReport(
-        images=len(seen),
+        images=len(dataset),
         official=dataset.info.splits.get(dataset.split),
         widths=(min(widths), max(widths)),
         heights=(min(heights), max(heights)),
-        pixel_share={
-            n: float(c) / max(1, labelled) for n, c in zip(names, classes.sum(0), strict=True)
-        },
-        image_count={n: int(c) for n, c in zip(names, (classes > 0).sum(0), strict=True)},
-        void_share=float(counts[:, VOID].sum()) / max(1, total),
+        pixel_share={name: int(pixels[i]) / max(1, labelled) for i, name in enumerate(names)},
+        image_count={name: int(images[i]) for i, name in enumerate(names)},
+        void_share=int(pixels[VOID]) / max(1, total),
     )
 
 

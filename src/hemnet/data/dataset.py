@@ -92,9 +92,11 @@ class FileDataset(SegmentationDataset):
 
 
 def size_mismatch(pair: Pair, image: Sequence[int], mask: Sequence[int]) -> str:
+    turned = image[0] == mask[1] and image[1] == mask[0]
+    hint = " (turned by an EXIF tag? save it upright)" if turned else ""
     return (
         f"{pair.label}: {mask[1]}×{mask[0]} pixels, but its image {pair.image} has "
-        f"{image[1]}×{image[0]}. Make them the same size, or remove the pair."
+        f"{image[1]}×{image[0]}{hint}. Make them the same size, or remove the pair."
     )
 
 

@@ -170,8 +170,19 @@ def unpack(archive: Path, folder: Path) -> None:
             raise UserError(
                 f"{archive}: cannot be unpacked ({error}). Remove it and run the command again."
             ) from None
-        for parent, _, names in os.walk(scratch):
-            place = folder / Path(parent).relative_to(scratch)
-            place.mkdir(parents=True, exist_ok=True)
-            for name in names:
-                os.replace(Path(parent, name), place / name)
+        _move_in(Path(scratch), folder)
+
+
+def _move_in(source: Path, folder: Path) -> None:
+    """Move all of `source` into `folder`: new folders in one step, the rest file by file."""
+    for entry in sorted(source.iterdir()):
+        if entry.is_dir() and (folder / entry.name).is_dir():
+            _move_in(entry, folder / entry.name)
+        else:
+            os.replace(entry, folder / entry.name)
+
+
+def obtain(archive: Archive, folder: Path, product: str) -> None:
+    """Download and unpack, unless `product`, something the archive contains, is there already."""
+    if not (folder / product).exists():
+        unpack(download(archive, folder), folder)

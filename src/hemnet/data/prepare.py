@@ -95,9 +95,8 @@ def _sbd_label(job: tuple[Path, Path]) -> None:
 def prepare_voc(root: Path, source: Path | None = None, fetch: bool = False) -> str:
     """SegmentationClassAug from the devkit's labels and, for the rest of trainaug, SBD's."""
     if fetch:
-        root.mkdir(parents=True, exist_ok=True)
-        for archive in (archives.VOC, archives.SBD):
-            archives.unpack(archives.download(archive, root), root)
+        archives.obtain(archives.VOC, root, "VOCdevkit/VOC2012/SegmentationClass")
+        archives.obtain(archives.SBD, root, "benchmark_RELEASE/dataset/cls")
     base = enter(root, "JPEGImages", ("VOC2012", "VOCdevkit/VOC2012"))
     above = source or root
     places = ("cls", "dataset/cls", "benchmark_RELEASE/dataset/cls", "SBD/cls", "sbd/cls")
@@ -154,8 +153,7 @@ def _stuff_label(job: tuple[Path, Path]) -> None:
 def prepare_coco_stuff(root: Path, source: Path | None = None, fetch: bool = False) -> str:
     """labels/ID.png with the raw ids 0 … 182 from COCO-Stuff 10k's `.mat` files."""
     if fetch:
-        root.mkdir(parents=True, exist_ok=True)
-        archives.unpack(archives.download(archives.COCO_STUFF_10K, root), root)
+        archives.obtain(archives.COCO_STUFF_10K, root, "annotations")
     base = enter(root, "images", ("cocostuff-10k-v1.1", "cocostuff10k"))
     found = _mats(source, (base / "annotations",), archives.COCO_STUFF_10K.name)
     target = base / "labels"
