@@ -1,0 +1,53 @@
+"""The evidence lower bound and the likelihood that highway EM raises.
+
+As in the paper the mixing weights are dropped from both, so the mixture "density" is the plain
+sum of K Gaussians and ELBO ≤ log-likelihood holds with equality at the exact posterior.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hemnet.em.checks import check_features, check_responsibilities, check_variance
+from hemnet.em.steps import no_autocast, wide
+
+
+def elbo(
+    x: Tensor, bases: Tensor, responsibilities: Tensor, variance: float | Tensor | None = None
+) -> Tensor:
+    """Σ γ ln N(x|μ, σ²I) − Σ γ ln γ for each image: B."""
+    check_features(x, bases)
+    check_responsibilities(responsibilities, bases, x)
+    gamma = wide(responsibilities)
+    with no_autocast(x):
+        expected = (gamma * _log_densities(x, bases, variance)).sum(dim=(1, 2))
+        return expected - torch.xlogy(gamma, gamma).sum(dim=(1, 2))
+
+
+def log_likelihood(x: Tensor, bases: Tensor, variance: float | Tensor | None = None) -> Tensor:
+    """Σ_n ln Σ_k N(x_n|μ_k, σ²I) for each image: B."""
+    check_features(x, bases)
+    with no_autocast(x):
+        return _log_densities(x, bases, variance).logsumexp(dim=-1).sum(dim=-1)
+
+
+def _log_densities(x: Tensor, bases: Tensor, variance: float | Tensor | None) -> Tensor:
+    """ln N(x_n|μ_k, σ²I): B,N,K."""
+    variance = check_variance(variance, x.shape[-1])
+    # Distances through products (‖x‖² − 2x·μ + ‖μ‖²), centred first so that little cancels.
+    centre = wide(x).mean(dim=1, keepdim=True).detach()
+    x, bases = wide(x) - centre, wide(bases) - centre
+    squares = x.square().sum(-1, keepdim=True) + bases.square().sum(-1).unsqueeze(-2)
+    distances = squares - 2 * x @ bases.mT
+    normaliser = (
+        0.5
+        * x.shape[-1]
+        * (
+            math.log(2 * math.pi)
+            + (torch.log(variance) if isinstance(variance, Tensor) else math.log(variance))
+        )
+    )
+    return distances / (-2 * variance) - normaliser

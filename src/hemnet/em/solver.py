@@ -1,0 +1,137 @@
+"""Highway EM from start to end: T iterations of E-step and N-step, in four backward modes.
+
+"Improving Gradient Flow with Unrolled Highway Expectation Maximization", AAAI 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hemnet.em.backward import Exact, Highway
+from hemnet.em.bound import elbo
+from hemnet.em.checks import (
+    Steps,
+    StepSize,
+    check_features,
+    check_iterations,
+    check_kernel,
+    check_steps,
+    check_variance,
+)
+from hemnet.em.steps import e_step, n_step, no_autocast
+from hemnet.em.tiles import solve
+
+BACKWARDS = ("exact", "autograd", "highway", "none")
+
+
+class EMResult(NamedTuple):
+    bases: Tensor  # B,K,C after the last N-step
+    responsibilities: Tensor  # B,N,K of the last E-step
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration did: the responsibilities it computed and the bases it moved to."""
+
+    bases: Tensor  # B,K,C
+    responsibilities: Tensor  # B,N,K
+    elbo: Tensor  # B
+
+
+def highway_em(
+    x: Tensor,
+    bases: Tensor,
+    iterations: int = 3,
+    step_size: StepSize = 0.5,
+    variance: float | Tensor | None = None,
+    kernel: str = "dot",
+    backward: str = "exact",
+) -> EMResult:
+    """Fit the bases to the features by unrolled highway EM.
+
+    Args:
+        x: features B,N,C of any floating type; half precision is computed in float32.
+        bases: initial bases K,C, shared by the batch, or B,K,C.
+        iterations: number of E- and N-steps.
+        step_size: η in (0, 1]: a number, one per iteration, or a tensor of either, which may
+            require grad. 1 is plain EM.
+        variance: σ², the softmax's temperature; √C where None. A tensor may require grad.
+        kernel: "dot" (the paper's) or "rbf" (the mixture's exact posterior).
+        backward: "exact" – the full gradient, keeping only x and the T+1 small bases;
+            "autograd" – the same gradient by plain unrolled autograd, the readable reference;
+            "highway" – only skip connections and N-steps, responsibilities are constants;
+            "none" – the results are constants.
+
+    Only "autograd" can be differentiated twice.
+    """
+    check_features(x, bases)
+    check_iterations(iterations)
+    check_kernel(kernel)
+    if backward not in BACKWARDS:
+        raise ValueError(
+            f"backward must be one of {', '.join(map(repr, BACKWARDS))}; got {backward!r}"
+        )
+    steps = check_steps(step_size, iterations)
+    variance = check_variance(variance, x.shape[-1])
+    if backward == "autograd":
+        return _unrolled(x, bases, steps, variance, kernel)
+    tensors = (x, bases, steps, variance)
+    if backward == "none" or not (
+        torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    ):
+        return constant_em(x, bases, steps, variance, kernel)
+    function = Exact if backward == "exact" else Highway
+    return EMResult(*function.apply(x, bases, steps, variance, kernel))
+
+
+def _unrolled(
+    x: Tensor, bases: Tensor, steps: Steps, variance: float | Tensor, kernel: str
+) -> EMResult:
+    for step in steps:
+        responsibilities = e_step(x, bases, variance, kernel)
+        bases = n_step(x, bases, responsibilities, step)
+    return EMResult(bases, responsibilities)
+
+
+@torch.no_grad()
+def constant_em(
+    x: Tensor,
+    bases: Tensor,
+    steps: Steps,
+    variance: float | Tensor,
+    kernel: str = "dot",
+    unit_length: bool = False,
+) -> EMResult:
+    """Highway EM whose results are constants; the arguments are taken as checked.
+
+    `unit_length` scales the bases to length 1 after each iteration, as EMANet does.
+    """
+    with no_autocast(x):
+        solution = solve(x, bases, steps, variance, kernel, unit_length)
+    dtype = torch.promote_types(x.dtype, bases.dtype)
+    return EMResult(solution.bases[-1].to(dtype), solution.responsibilities.to(x.dtype))
+
+
+def trace(
+    x: Tensor,
+    bases: Tensor,
+    iterations: int = 3,
+    step_size: StepSize = 0.5,
+    variance: float | Tensor | None = None,
+    kernel: str = "dot",
+) -> Iterator[Iteration]:
+    """`highway_em` one iteration at a time, each with its bound: for looking, not for training.
+
+    The bound is taken after the N-step, with the responsibilities that led to it. Nothing is
+    kept between iterations: `list(trace(…))` keeps all of them.
+    """
+    check_iterations(iterations)
+    for step in check_steps(step_size, iterations):
+        responsibilities = e_step(x, bases, variance, kernel)
+        bases = n_step(x, bases, responsibilities, step)
+        yield Iteration(bases, responsibilities, elbo(x, bases, responsibilities, variance))

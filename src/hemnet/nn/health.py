@@ -1,0 +1,94 @@
+"""How the bases are doing: collapsed into one, saturated, or healthy.
+
+Around bases that are all equal, one iteration multiplies differences by (1−η) + η·Cov(x)/σ². With
+λ the largest eigenvalue of Cov(x), everything hangs on λ/σ²: below 1 all differences die out and
+every position is rebuilt as the same vector; far above 1 the softmax saturates and the E-step has
+no gradient. `docs/method.md` derives and measures both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+COLLAPSED_SPREAD = 0.05
+UNIFORM_ENTROPY = 0.98  # of ln K
+SATURATED_ENTROPY = 0.1  # of ln K
+
+
+class BasesWarning(UserWarning):
+    """The bases of an attention unit have collapsed or saturated in training."""
+
+
+@dataclass(frozen=True)
+class Health:
+    ratio: float  # λ/σ²: below 1 the bases collapse
+    spread: float  # distance of the bases from their mean, relative to their norm: 0 … 1
+    entropy: float  # of a position's responsibilities, in nats: 0 … ln K
+    in_use: float  # share of the bases that explain some position best
+    bases: int  # K
+
+    @property
+    def state(self) -> str:
+        """ "collapsed", "saturated" or "healthy"."""
+        if self.bases == 1:
+            return "healthy"
+        relative = self.entropy / math.log(self.bases)
+        if self.spread < COLLAPSED_SPREAD and relative > UNIFORM_ENTROPY:
+            return "collapsed"
+        return "saturated" if relative < SATURATED_ENTROPY else "healthy"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.state}: λ/σ² {self.ratio:.2f}, spread {self.spread:.2f}, "
+            f"entropy {self.entropy:.2f} of {math.log(self.bases):.2f}, "
+            f"bases in use {self.in_use:.0%}"
+        )
+
+
+@torch.no_grad()
+def read_health(
+    x: Tensor, initial: Tensor, responsibilities: Tensor, variance: float | Tensor
+) -> Health:
+    """x: B,N,C features (a sample does), initial: K,C bases, responsibilities: B,N,K."""
+    principal = largest_variance(x)
+    gamma = responsibilities.float()
+    entropy = -torch.xlogy(gamma, gamma).sum(dim=-1).mean()
+    used = torch.zeros(gamma.shape[-1], device=gamma.device)
+    used[gamma.flatten(0, 1).argmax(dim=-1)] = 1
+    return Health(
+        ratio=float(principal / variance),
+        spread=float(spread(initial)),
+        entropy=float(entropy),
+        in_use=float(used.mean()),
+        bases=gamma.shape[-1],
+    )
+
+
+def spread(bases: Tensor) -> Tensor:
+    """Root mean square distance of bases: K,C from their mean, relative to their norm."""
+    centred = bases - bases.mean(dim=0)
+    return centred.norm() / bases.norm().clamp_min(torch.finfo(bases.dtype).tiny)
+
+
+def largest_variance(x: Tensor, iterations: int = 32) -> Tensor:
+    """λ: the largest eigenvalue of the covariance of x: B,N,C within images, by power iteration.
+
+    Approached from below; 32 iterations are within 2 % when the second eigenvalue is at most 0.95
+    of the first, and no further off than the two are apart when they are closer.
+    """
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(x.shape[-1], generator=generator).to(x)
+    for _ in range(iterations):
+        direction = covariance_product(x, torch.nn.functional.normalize(direction, dim=0)).mean(0)
+    return direction.norm()
+
+
+def covariance_product(x: Tensor, direction: Tensor) -> Tensor:
+    """Cov(x_b)·direction for each image of x: B,N,C  →  B,C, without forming the covariance."""
+    projection = x @ direction  # B,N
+    projection = projection - projection.mean(dim=1, keepdim=True)
+    return (projection.unsqueeze(1) @ x).squeeze(1) / x.shape[1]
