@@ -115,6 +115,21 @@ def test_check_command_says_all_is_well_or_exits_with_2(hemnet, root, tmp_path):
     assert report["splits"]["train"]["images"] == 4
 
 
+def test_check_command_takes_a_part_when_asked(hemnet, tmp_path):
+    image(tmp_path / "a.jpg")
+    label(tmp_path / "a.png", ids())
+    (tmp_path / "pairs.txt").write_text("a.jpg a.png\nb.jpg b.png\n")
+    command = ("check", "list", "--root", tmp_path / "pairs.txt", "--classes", "1")
+    code, _, err = hemnet(*command)
+    assert code == 2
+    assert "2 missing" in err
+    assert "--partial" in err
+    code, out, err = hemnet(*command, "--partial")
+    assert code == 0
+    assert "1 of 2 listed pairs miss a file" in out
+    assert err == ""
+
+
 def test_mistakes_get_one_message_and_exit_code_2(hemnet, tmp_path):
     for arguments, message in (
         (("check", "nothing"), "expected one of voc"),

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +112,9 @@ def _check(args: argparse.Namespace) -> None:
 
     splits = [args.split] if args.split else splits_present(args.name, args.root)
     # Missing files are part of the report, unless a part is what the user has.
-    report = check([_open(args, split, True) for split in splits], workers=args.workers)
+    with _quiet():  # the report has the notes
+        datasets = [_open(args, split, True) for split in splits]
+    report = check(datasets, workers=args.workers)
     if args.partial:
         report.problems = [p for p in report.problems if p.kind != "missing"]
     _print_report(report)
@@ -119,8 +124,20 @@ def _check(args: argparse.Namespace) -> None:
         os.replace(scratch, args.json)
     if report.problems:
         counts = ", ".join(f"{len(found)} {kind}" for kind, found in report.by_kind().items())
-        raise UserError(f"{args.name}: {len(report.problems)} problems ({counts}).")
+        hint = " If a part is all you want: --partial." if "missing" in report.by_kind() else ""
+        raise UserError(f"{args.name}: {len(report.problems)} problems ({counts}).{hint}")
     print(f"{args.name}: nothing wrong.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("hemnet")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _print_report(report: Report) -> None:
@@ -140,7 +157,7 @@ def _print_report(report: Report) -> None:
         greatest = max(found.pixel_share.values(), default=0) or 1
         for name, share in found.pixel_share.items():
             bar = _bar(share / greatest)
-            table.add_row(name, bar, f"{share:.2%}", str(found.image_count[name]))
+            table.add_row(name, bar, _percent(share), str(found.image_count[name]))
         console.print(table)
     for note in report.notes:
         console.print(f"[yellow]note[/] {note}", soft_wrap=True)
@@ -154,6 +171,10 @@ def _print_report(report: Report) -> None:
 
 def _range(pair: tuple[int, int]) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}–{pair[1]}"
+
+
+def _percent(share: float) -> str:
+    return "–" if share == 0 else "<0.01%" if share < 1e-4 else f"{share:.2%}"
 
 
 def _bar(share: float, width: int = 30) -> str:

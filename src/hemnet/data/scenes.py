@@ -31,7 +31,7 @@ REACH = 0.3  # least gap between a lamp's glow and its things, as a share of the
 
 SCENES = Info(
     "scenes",
-    "generated scenes that need global context",
+    "Generated scenes",
     (*GROUNDS, "lamp", *(f"{c} {state}" for c in COLOURS for state in ("lit", "unlit"))),
     (
         *((96, 148, 70), (222, 197, 140), (70, 130, 190), (128, 124, 122), (30, 30, 40)),
