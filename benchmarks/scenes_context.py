@@ -16,11 +16,21 @@ import time
 from pathlib import Path
 
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision import tv_tensors
 
-from hemnet.data import VOID, Augmentation, Scenes, evaluation_batches, training_batches
+from hemnet.data import (
+    VOID,
+    Augmentation,
+    Scenes,
+    evaluation_batches,
+    evaluation_transform,
+    training_batches,
+)
 from hemnet.data.scenes import FIRST_THING, SCENES
+from hemnet.data.show import colour_labels
 
 CLASSES = len(SCENES.classes)
 
@@ -110,8 +120,35 @@ def evaluate(network: nn.Module, size: int, length: int) -> dict[str, object]:
         "iou": dict(zip(SCENES.classes, iou.tolist(), strict=True)),
         "local_miou": iou[:FIRST_THING].mean().item(),
         "context_miou": iou[FIRST_THING:].mean().item(),
-        "state_accuracy": (100 * same_colour.diag().sum() / same_colour.sum()).item(),
+        "state_accuracy": (100 * same_colour.diag().sum() / same_colour.sum().clamp(min=1)).item(),
     }
+
+
+@torch.no_grad()
+def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) -> None:
+    """Rows: image, labels, then what each network sees in it."""
+    scenes = Scenes("val", size=size)
+    names = ["image", "labels", *networks]
+    tile, gap, margin = 2 * size, 6, 84
+    font = ImageFont.load_default(size=14)
+    sheet = Image.new(
+        "RGB", (margin + count * (tile + gap), len(names) * (tile + gap)), (255, 255, 255)
+    )
+    pen = ImageDraw.Draw(sheet)
+    for column in range(count):
+        image, mask = scenes.read(column)
+        normalised, _ = evaluation_transform()(tv_tensors.Image(image), tv_tensors.Mask(mask))
+        rows = [image.permute(1, 2, 0).numpy(), colour_labels(mask, SCENES.palette)]
+        for network in networks.values():
+            found = network(normalised[None]).argmax(1)[0]
+            rows.append(colour_labels(found, SCENES.palette))
+        for row, pixels in enumerate(rows):
+            picture = Image.fromarray(pixels).resize((tile, tile), Image.Resampling.NEAREST)
+            sheet.paste(picture, (margin + column * (tile + gap), row * (tile + gap)))
+    for row, name in enumerate(names):
+        pen.text((4, row * (tile + gap) + tile // 2 - 8), name, fill=(40, 40, 46), font=font)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.quantize(256).save(path, optimize=True)
 
 
 def main() -> None:
@@ -122,8 +159,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="draw what the networks see, as a PNG")
     args = parser.parse_args()
     results: dict[str, dict[str, object]] = {}
+    networks: dict[str, nn.Module] = {}
     print(f"{'variant':10} {'parameters':>10} {'local IoU':>10} {'context IoU':>12} {'state':>7}")
     for variant in args.variants:
         start = time.perf_counter()
@@ -131,12 +170,14 @@ def main() -> None:
         found = evaluate(network, args.size, args.val)
         count = sum(p.numel() for p in network.parameters())
         found |= {"parameters": count, "seconds": time.perf_counter() - start}
-        results[variant] = found
+        results[variant], networks[variant] = found, network
         print(
             f"{variant:10} {count:10,} {found['local_miou']:9.1f}% {found['context_miou']:11.1f}% "
             f"{found['state_accuracy']:6.1f}%   ({found['seconds']:.0f} s)",
             flush=True,
         )
+    if args.figure:
+        draw(networks, args.size, args.figure)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         settings = {"steps": args.steps, "size": args.size, "val": args.val, "seed": args.seed}

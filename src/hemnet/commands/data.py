@@ -142,13 +142,14 @@ def _quiet() -> Iterator[None]:
 
 def _print_report(report: Report) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     for split, found in report.splits.items():
         official = "" if found.official is None else f" (official: {found.official})"
         console.print(
-            f"\n[bold]{report.name} {split}[/]: {found.images} images{official}, "
+            f"\n[bold]{escape(f'{report.name} {split}')}[/]: {found.images} images{official}, "
             f"{_range(found.widths)} × {_range(found.heights)} pixels, "
             f"{found.void_share:.1%} void"
         )
@@ -156,11 +157,11 @@ def _print_report(report: Report) -> None:
         table.columns[2].justify = table.columns[3].justify = "right"
         greatest = max(found.pixel_share.values(), default=0) or 1
         for name, share in found.pixel_share.items():
-            bar = _bar(share / greatest)
-            table.add_row(name, bar, _percent(share), str(found.image_count[name]))
+            bar = _bar(share / greatest, blocks="utf" in console.encoding.lower())
+            table.add_row(escape(name), bar, _percent(share), str(found.image_count[name]))
         console.print(table)
     for note in report.notes:
-        console.print(f"[yellow]note[/] {note}", soft_wrap=True)
+        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     for kind, problems in report.by_kind().items():
         console.print(f"\n[bold red]{kind}[/] ({len(problems)})")
         for problem in problems[:SHOWN]:
@@ -177,7 +178,9 @@ def _percent(share: float) -> str:
     return "–" if share == 0 else "<0.01%" if share < 1e-4 else f"{share:.2%}"
 
 
-def _bar(share: float, width: int = 30) -> str:
+def _bar(share: float, *, blocks: bool, width: int = 30) -> str:
+    if not blocks:  # a terminal without Unicode
+        return "#" * round(share * width)
     eighths = round(share * width * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 

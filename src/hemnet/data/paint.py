@@ -132,7 +132,7 @@ class Canvas:
             halo = np.clip((glow - away / radius) / (glow - 1), 0, 1) ** 2
             part += (0.75 * halo)[..., None] * (0.6 * hue + 100 - part)
         frame, glass, core = (
-            np.clip(0.5 + share * radius - away, 0, 1)[..., None] for share in (1.0, 0.8, 0.42)
+            np.clip(0.5 + share * radius - away, 0, 1)[..., None] for share in (1.0, 0.85, 0.42)
         )
         part += frame * (26 - part)
         part += glass * (hue - part)

@@ -52,7 +52,7 @@ class Lamp:
     x: float
     radius: float
 
-    GLOW = 2.2  # the light ends this many radii from the centre
+    GLOW = 1.7  # the light ends this many radii from the centre
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
     colours = [int(c) for c in rng.permutation(len(COLOURS))]
     lamps: list[Lamp] = []
     for colour in colours if rng.random() < 0.3 else colours[:count]:  # now and then one to spare
-        radius = short * rng.uniform(0.045, 0.065)
-        spots = _border_spots(rng, height, width, 1.6 * radius)
+        radius = short * rng.uniform(0.075, 0.095)
+        spots = _border_spots(rng, height, width, 1.3 * radius)
         gaps = [np.hypot(spots[:, 0] - other.y, spots[:, 1] - other.x) for other in lamps]
         y, x = spots[int(np.min(gaps, axis=0).argmax()) if gaps else 0]  # well apart
         lamps.append(Lamp(colour, bool(rng.random() < 0.5), float(y), float(x), radius))
@@ -135,7 +135,7 @@ def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
     for number in range(wanted):
         colour = colours[number % count]
         lamp = next(lamp for lamp in lamps if lamp.colour == colour)
-        radius = short * 0.055 * 3.2 ** rng.random()  # from small to three times as large
+        radius = short * 0.055 * 2.8 ** rng.random()  # from small to almost three times as large
         spots = rng.random((24, 2)) * (height, width)
         need = REACH * short + Lamp.GLOW * lamp.radius + EXTENT * radius
         far = np.hypot(spots[:, 0] - lamp.y, spots[:, 1] - lamp.x) >= need
