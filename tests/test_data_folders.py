@@ -60,6 +60,42 @@ def test_classes_with_colours_read_coloured_labels(tmp_path):
     assert dataset[0][1][:, 0].unique().tolist() == [0, 1, 255]
 
 
+def test_any_sub_folder_can_be_a_split(tmp_path):
+    folder(tmp_path, {"fold1": 2, "fold2": 1})
+    assert len(open_dataset("folder", tmp_path, "fold1")) == 2
+    assert len(open_dataset("folder", tmp_path, "all")) == 3
+
+
+def test_two_files_for_one_name_are_refused(tmp_path):
+    folder(tmp_path, {"train": 1})
+    image(tmp_path / "images" / "train" / "0.png")
+    with pytest.raises(UserError, match=r"0\.png: a second file beside 0\.jpg"):
+        open_dataset("folder", tmp_path)
+
+
+def test_labels_folder_missing_is_answered(tmp_path):
+    image(tmp_path / "a" / "images" / "x.jpg")
+    with pytest.raises(UserError, match="no labels beside the images"):
+        open_dataset("folder", tmp_path / "a", "all", classes="1")
+    image(tmp_path / "b" / "images" / "train" / "x.jpg")
+    (tmp_path / "b" / "labels").mkdir()
+    with pytest.raises(UserError, match=r"labels.train: no such folder"):
+        open_dataset("folder", tmp_path / "b", "train", classes="1")
+
+
+def test_prepare_finds_colours(tmp_path):
+    image(tmp_path / "images" / "x.jpg")
+    colours = np.zeros((24, 32, 3), np.uint8)
+    colours[:12] = (128, 64, 128)
+    label(tmp_path / "labels" / "x.png", colours)
+    prepare_folder(tmp_path)
+    assert (tmp_path / "classes.txt").read_text().splitlines() == [
+        "class 0 #000000",
+        "class 1 #804080",
+    ]
+    assert open_dataset("folder", tmp_path, "all")[0][1][:, 0].unique().tolist() == [0, 1]
+
+
 def test_prepare_finds_classes(tmp_path):
     image(tmp_path / "images" / "x.jpg")
     label(tmp_path / "labels" / "x.png", ids(value=4))

@@ -21,20 +21,24 @@ def folder(root: Path, split: str) -> Layout:
     A label belongs to the image with the same path below its folder, extensions aside.
     """
     images, labels = _trees(root, split)
-    found = {_key(path, images): path for path in files_under(images, IMAGE_EXTENSIONS)}
-    marked: dict[str, Path] = {}
-    for path in files_under(labels, LABEL_EXTENSIONS):
-        key = _key(path, labels)
-        if key in marked:
-            raise UserError(
-                f"{path}: a second label beside {marked[key].name}. Remove one of them."
-            )
-        marked[key] = path
+    found = _by_key(images, IMAGE_EXTENSIONS)
+    marked = _by_key(labels, LABEL_EXTENSIONS)
     return Layout(
         [Pair(key, found[key], marked[key]) for key in found if key in marked],
         unpaired=[f"{found[k]}: no label below {labels}" for k in found if k not in marked]
         + [f"{marked[k]}: no image below {images}" for k in marked if k not in found],
     )
+
+
+def _by_key(base: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
+    """Files by their path below `base` without extension."""
+    found: dict[str, Path] = {}
+    for path in files_under(base, extensions):
+        key = path.relative_to(base).with_suffix("").as_posix()
+        if key in found:
+            raise UserError(f"{path}: a second file beside {found[key].name}. Remove one of them.")
+        found[key] = path
+    return found
 
 
 def folder_splits(root: Path) -> list[str]:
@@ -51,30 +55,23 @@ def folder_splits(root: Path) -> list[str]:
 
 
 def _trees(root: Path, split: str) -> tuple[Path, Path]:
+    base = root / split if (root / split / "images").is_dir() else root
+    images = next((base / n for n in IMAGE_FOLDERS if (base / n).is_dir()), None)
+    labels = next((base / n for n in LABEL_FOLDERS if (base / n).is_dir()), None)
     splits = folder_splits(root)
     if not splits:
         raise UserError(
             f"{root}: no images/ folder. Expected images/ and labels/ (or masks/, annotations/) "
             "here, or in a folder per split."
         )
-    if split not in splits:
+    inside = base == root and split != ALL  # images/SPLIT
+    if images is None or (inside and not (images / split).is_dir()):
         raise UserError(f"{root}: no split {split!r}; this folder has {', '.join(splits)}.")
-    below = [root / split] if (root / split / "images").is_dir() else [root]
-    for base in below:
-        images = next((base / n for n in IMAGE_FOLDERS if (base / n).is_dir()), None)
-        labels = next((base / n for n in LABEL_FOLDERS if (base / n).is_dir()), None)
-        if images is None or labels is None:
-            continue
-        if split == ALL or base != root:
-            return images, labels
-        if not (labels / split).is_dir():
-            raise UserError(f"{labels / split}: no such folder, though {images / split} exists.")
-        return images / split, labels / split
-    raise UserError(f"{root}: no labels beside the images; expected {root / 'labels'}.")
-
-
-def _key(path: Path, base: Path) -> str:
-    return path.relative_to(base).with_suffix("").as_posix()
+    if labels is None:
+        raise UserError(f"{base}: no labels beside the images; expected {base / 'labels'}.")
+    if inside and not (labels / split).is_dir():
+        raise UserError(f"{labels / split}: no such folder, though {images / split} exists.")
+    return (images / split, labels / split) if inside else (images, labels)
 
 
 def pair_list(root: Path, split: str) -> Layout:
