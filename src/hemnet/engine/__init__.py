@@ -1,0 +1,1 @@
+"""What runs a model: evaluation, training and what they share."""
