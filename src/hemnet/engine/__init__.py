@@ -1,1 +1,1 @@
-"""Training and evaluation."""
+"""What runs a model: evaluation, training and what they share."""
