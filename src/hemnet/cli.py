@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": "hemnet.commands.demo",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
+    "train": "hemnet.commands.train",
 }
 
 

@@ -143,14 +143,16 @@ class ValidationConfig:
     window: side of a sliding window; null for whole images
     overlap: share of the window that neighbours have in common
     iterations: of the attention unit; null for the model's own
+    batch_size: images seen at once, where neighbours have the same size
     """
 
     every: int = 1000
     scales: list[float] = field(default_factory=lambda: [1.0])
     flip: bool = False
     window: int | None = None
-    overlap: float = 0.5
+    overlap: float = 0.25
     iterations: int | None = None
+    batch_size: int = 1
 
 
 @dataclass
@@ -200,8 +202,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
     **dict.fromkeys(("optim.steps", "optim.batch_size", "optim.accumulate"), _FROM_1),
     **dict.fromkeys(("validation.every", "validation.window", "validation.iterations"), _FROM_1),
+    "validation.batch_size": _FROM_1,
     **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
-    **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum", "validation.overlap"), _SHARE),
+    **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
+    "validation.overlap": (0, 0.9),
 }
 _POSITIVE = ("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem")
 

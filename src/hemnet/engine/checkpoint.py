@@ -70,14 +70,20 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     return progress
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Progress]:
+def read_progress(path: Path) -> Progress:
+    """How far a checkpoint is, without its tensors."""
+    return read_checkpoint(path, tensors=False)[1]
+
+
+def read_checkpoint(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], Progress]:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            keys = file.keys() if tensors else ()
+            found = {key: file.get_tensor(key) for key in keys}
         if metadata.get("format") != str(FORMAT):
             raise ValueError("it is no checkpoint of this version of hemnet")
-        return tensors, Progress(**json.loads(metadata["progress"]))
+        return found, Progress(**json.loads(metadata["progress"]))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 

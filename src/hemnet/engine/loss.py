@@ -40,9 +40,12 @@ class SegmentationLoss(nn.Module):
         if self.weights is None:
             weight = known.flatten(1).sum(1).double()  # B
         else:
-            weights = self.weights[torch.where(known, masks, 0)] * known
+            weights = self.weights.to(masks.device)[torch.where(known, masks, 0)] * known
             weight = weights.double().flatten(1).sum(1)
-        return (weight if self.ohem is None else weight * self.ohem).sum()
+        if self.ohem is not None:
+            weight = weight * self.ohem
+            weight = weight.ceil() if self.weights is None else weight
+        return weight.sum()
 
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:
         """Sum over the pixels that count. logits: B,K,H,W, masks: B,H,W."""
