@@ -228,10 +228,12 @@ def check_config(config: TrainConfig) -> None:
             "and width of at least 1, and a smallest and a largest scale above 0"
         )
     if not config.validation.scales or min(config.validation.scales) <= 0:
-        raise UserError(f"validation.scales is {config.validation.scales}: expected numbers above 0")
+        raise UserError(
+            f"validation.scales is {config.validation.scales}: expected numbers above 0"
+        )
     if loss.ohem is not None and loss.ohem > 1:
         raise UserError(f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
-    if loss.class_weights is not None and not 0 <= min(loss.class_weights, default=-1):
+    if loss.class_weights is not None and not min(loss.class_weights, default=-1) >= 0:
         raise UserError(f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
     if optim.warmup >= optim.steps:
         raise UserError(

@@ -92,7 +92,9 @@ def _check_file(path: Path) -> None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {error}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} is not a configuration: expected sections such as model: and data:")
+        raise UserError(
+            f"{path} is not a configuration: expected sections such as model: and data:"
+        )
     for key, value in content.items():
         sections = get_type_hints(TrainConfig)
         if key not in sections:
@@ -112,7 +114,9 @@ def _checked_flags(flags: Sequence[str]) -> Iterator[str]:
         elif expects_value:
             expects_value = False
         else:
-            raise UserError(f"{flag!r} belongs to no flag: settings are given as --section.name value")
+            raise UserError(
+                f"{flag!r} belongs to no flag: settings are given as --section.name value"
+            )
         yield flag
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from timm.layers import convert_sync_batchnorm
+from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hemnet.config import DataConfig, TrainConfig
 from hemnet.data import (
-    Augmentation,
     Batches,
     Info,
     SegmentationDataset,
     open_dataset,
     training_batches,
 )
+from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions
 from hemnet.errors import UserError
 from hemnet.hub import from_pretrained
@@ -140,14 +141,17 @@ def build_batches(
     accelerator: Accelerator,
 ) -> Batches:
     """Endless batches from optimizer step `step` on; `accumulate` of them make a step."""
-    data, mean, std = config.data, model.config.mean, model.config.std
-    assert mean is not None
-    assert std is not None
+    data = config.data
+    augmentation = replace(
+        normalisation(model),
+        crop=data.crop,
+        scale=data.scale,
+        flip=data.flip,
+        jitter=data.jitter,
+    )
     return training_batches(
         dataset,
-        Augmentation(
-            data.crop, data.scale, data.flip, data.jitter, tuple(mean), tuple(std)  # type: ignore[arg-type]
-        ),
+        augmentation,
         batch_size=share_of_batch(config, accelerator.num_processes),
         workers=data.workers,
         seed=config.run.seed,

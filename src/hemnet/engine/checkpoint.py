@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hemnet.errors import UserError
+from hemnet.nn.segmenter import Segmenter
 
 FORMAT = 1
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -110,15 +111,47 @@ def _load_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def keep_as_best(last: Path, best: Path) -> None:
-    """Give the last checkpoint a second name; it survives when `last` is replaced."""
-    beside = best.with_name(best.name + ".part")
+class Keeper:
+    """The checkpoints of a run folder, and the model that others load from it.
+
+    `last` is written first, and everything else follows from it: a kill in between leaves `best`
+    and model/ a step behind, which `mend` sees and puts right when the run is resumed.
+    """
+
+    def __init__(self, out: Path, *, validates: bool) -> None:
+        self.last, self.best = (out / "checkpoints" / name for name in (LAST, BEST))
+        self.model_folder, self.validates = out / "model", validates
+
+    def save(self, model: Segmenter, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        save_checkpoint(self.last, model, optimizer, progress)
+        self._derive(model, progress)
+
+    def load(self, model: Segmenter, optimizer: torch.optim.Optimizer) -> Progress | None:
+        """The last checkpoint, if there is one."""
+        return load_checkpoint(self.last, model, optimizer) if self.last.exists() else None
+
+    def mend(self, model: Segmenter, progress: Progress) -> None:
+        for rest in self.model_folder.glob(".saving-*"):
+            shutil.rmtree(rest, ignore_errors=True)
+        self._derive(model, progress)
+
+    def _derive(self, model: Segmenter, progress: Progress) -> None:
+        is_best = progress.best_step == progress.step
+        if is_best or not self.validates:
+            model.save_pretrained(self.model_folder)
+        if is_best:
+            _link(self.last, self.best)
+
+
+def _link(path: Path, name: Path) -> None:
+    """A second name for a file, which keeps it when the first is replaced."""
+    beside = name.with_name(name.name + ".part")
     beside.unlink(missing_ok=True)
     try:
-        os.link(last, beside)
-    except OSError:  # file systems without hard links
-        shutil.copyfile(last, beside)
-    os.replace(beside, best)
+        os.link(path, beside)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, beside)
+    os.replace(beside, name)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -52,9 +52,7 @@ class SegmentationLoss(nn.Module):
         # Softmax in float32, whatever the autocast type.
         logits = logits.float()
         if self.ohem is None:
-            return F.cross_entropy(
-                logits, masks, self.weights, ignore_index=VOID, reduction="sum"
-            )
+            return F.cross_entropy(logits, masks, self.weights, ignore_index=VOID, reduction="sum")
         losses = F.cross_entropy(logits, masks, self.weights, ignore_index=VOID, reduction="none")
         kept = []
         for loss, known in zip(losses.flatten(1), (masks != VOID).flatten(1), strict=True):

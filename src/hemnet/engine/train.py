@@ -7,8 +7,8 @@ optimizer and a few numbers, and a run that was killed ends as one that never wa
 
 from __future__ import annotations
 
+import logging
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -23,17 +23,10 @@ from accelerate import Accelerator
 from hemnet.config import TrainConfig, check_config
 from hemnet.data import Batch
 from hemnet.engine import build
-from hemnet.engine.checkpoint import (
-    BEST,
-    LAST,
-    Progress,
-    keep_as_best,
-    load_checkpoint,
-    save_checkpoint,
-)
+from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
-from hemnet.engine.evaluate import EvaluationOptions, evaluate
+from hemnet.engine.evaluate import evaluate
 from hemnet.engine.folder import clear_errors, prepare_folder
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
@@ -41,6 +34,9 @@ from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
 from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
+
+log = logging.getLogger("hemnet")
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -102,13 +98,14 @@ class Run:
         self.options = build.evaluation_options(config)
         last = config.run.channels_last
         self.layout = torch.channels_last if last else torch.contiguous_format
-        self.model.to(self.device).to(memory_format=self.layout)  # type: ignore[call-overload]
+        self.model.to(self.device).to(memory_format=self.layout)
         if self.world > 1 and self.device.type == "cuda":  # there is no SyncBatchNorm on CPUs
             build.synchronise_norms(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
 
+        self.keeper = Keeper(out, validates=self.val is not None)
+        self._saved = -1
         self.progress = self._restore()
-        self.progress.processes = self.world
         if config.run.compile:
             self.model.compile()
         # Not the data: its batches already know their process, and resume anywhere.
@@ -276,57 +273,44 @@ class Run:
         return True
 
     def _save(self) -> None:
-        """Checkpoint, then what is derived from it: a kill in between is mended on resume."""
         progress = self.progress
-        total = self._check_finite(summed(self.loss_sum.clone()))
+        # Of all processes: when resumed, the first one has it alone.
+        progress.loss_sum = self._check_finite(summed(self.loss_sum.clone()))
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(
                 f"the weights are no longer finite at step {progress.step}: the training has "
                 "diverged. Try a lower optim.rate, optim.warmup or optim.clip"
             )
-        # The sum over processes is put on the first one when resumed.
-        progress.loss_sum = total
         if self.accelerator.scaler is not None:
             progress.scaler = self.accelerator.scaler.state_dict()
-        if self.main:
-            assert self.log is not None
+        if self.log is not None:
             with self.meter.paused():
                 self.log.sync()
-                save_checkpoint(self.last, self.model, self.optimizer, progress)
-                self._derive()
+                self.keeper.save(self.model, self.optimizer, progress)
         self._saved = progress.step
         self.accelerator.wait_for_everyone()
 
-    def _derive(self) -> None:
-        """The best checkpoint and model/, when the last checkpoint is the one to keep."""
-        if self.val is None or self.progress.best_step == self.progress.step:
-            self.model.save_pretrained(self.out / "model")
-        if self.progress.best_step == self.progress.step:
-            keep_as_best(self.last, self.last.with_name(BEST))
-
     def _restore(self) -> Progress:
         """The state of the last checkpoint, or of a run that begins."""
-        self._saved = -1
-        if not self.last.exists():
+        progress = self.keeper.load(self.model, self.optimizer)
+        if progress is None:
             if self.main:
                 write_environment(self.out, self.device, self.world)
-            return Progress()
-        progress = load_checkpoint(self.last, self.model, self.optimizer)
+            return Progress(processes=self.world)
         self._saved = progress.step
         if self.accelerator.scaler is not None and progress.scaler:
             self.accelerator.scaler.load_state_dict(progress.scaler)
-        if not self.main:
-            progress.loss_sum = 0.0
+        if progress.processes != self.world:
+            log.warning(
+                "the run had %d processes and now has %d: it goes on with the same images, but "
+                "ends with other rounding", progress.processes, self.world,
+            )  # fmt: skip
         if self.main:
-            for rest in self.out.glob("model/.saving-*"):
-                shutil.rmtree(rest, ignore_errors=True)
-            self.progress = progress
-            self._derive()
+            self.keeper.mend(self.model, progress)
+        else:
+            progress.loss_sum = 0.0
+        progress.processes = self.world
         return progress
-
-    @property
-    def last(self) -> Path:
-        return self.out / "checkpoints" / LAST
 
     def _result(self, stopped: bool) -> TrainResult:
         p = self.progress
