@@ -18,6 +18,7 @@ from hemnet.version import __version__
 # Command → module with HELP, add_arguments and run.
 COMMANDS = {
     "demo": "hemnet.commands.demo",
+    "evaluate": "hemnet.commands.evaluate",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
     "train": "hemnet.commands.train",

@@ -244,7 +244,7 @@ class HighwayEMAttention(_EMUnit):
         iterations = self.iterations
         if not self.training and self.eval_iterations is not None:
             iterations = self.eval_iterations
-        steps = _fit_length(self.step_size, iterations)
+        steps = fit_length(self.step_size, iterations)
         return highway_em(x, bases, iterations, steps, variance, self.kernel, self.backward)
 
     def extra_repr(self) -> str:
@@ -310,7 +310,7 @@ def _sample(x: Tensor) -> Tensor:
     return wide(x[:, ::stride][:, :SAMPLE]).clone()
 
 
-def _fit_length(step_size: Any, iterations: int) -> Any:
+def fit_length(step_size: Any, iterations: int) -> Any:
     """Step sizes for another number of iterations: cut off, or the last one repeated."""
     if isinstance(step_size, int | float) or (
         isinstance(step_size, Tensor) and step_size.numel() == 1

@@ -1,0 +1,244 @@
+"""Evaluate a model: mIoU, IoU per class and pixel accuracy, from one confusion matrix.
+
+MODEL is a run folder, a folder that save_pretrained wrote, or a hub id. A run folder remembers its
+data set, so that `hemnet evaluate RUN` is enough.
+
+examples:
+  hemnet evaluate runs/camvid
+  hemnet evaluate runs/voc --data.name voc --data.root VOCdevkit --split val
+  hemnet evaluate runs/voc --scales 0.5 0.75 1 1.25 1.5 1.75 --flip --json voc.json
+  hemnet evaluate user/model --data.name cityscapes --data.root data --window 768 --overlap 0.5
+  hemnet evaluate runs/voc --iterations 6 --out pictures
+  torchrun --nproc-per-node 4 -m hemnet evaluate runs/voc      each GPU a part of the images
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hemnet.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hemnet.data.dataset import SegmentationDataset
+    from hemnet.engine.inference import EvaluationOptions
+    from hemnet.engine.metrics import Evaluation
+    from hemnet.nn.segmenter import Segmenter
+
+HELP = "mIoU and per-class IoU of a model on a data set"
+SHOWN = 6  # best and worst images that are drawn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="run folder, saved model or hub id")
+    data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
+    data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
+    data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")
+    data.add_argument("--split", help="which part (default: the run's validation part, or val)")
+    data.add_argument(
+        "--data.partial", dest="partial", action="store_true", help="use what is there of a list"
+    )
+    data.add_argument(
+        "--data.classes", dest="classes", help="for folder and list: a file, names, or a number"
+    )
+    data.add_argument(
+        "--data.label_map", dest="label_map", help="re-number label values, such as 0:255,1:0"
+    )
+    data.add_argument("--data.size", dest="size", type=int, help="side of the scenes")
+    data.add_argument("--data.length", dest="length", type=int, help="number of scenes")
+    how = parser.add_argument_group("how to look")
+    how.add_argument("--scales", nargs="+", default=["1"], metavar="S", help="averaged (default 1)")
+    how.add_argument("--flip", action="store_true", help="also mirrored, averaged")
+    how.add_argument(
+        "--window", nargs="+", type=int, metavar="N", help="sliding window: a side, or height width"
+    )
+    how.add_argument(
+        "--overlap", type=float, help="of windows, a share of the window (default: 1/3)"
+    )
+    how.add_argument("--iterations", type=int, help="of EM, instead of the model's own")
+    how.add_argument("--batch", type=int, default=1, help="images at once, if of one size (1)")
+    how.add_argument("--workers", type=int, default=2, help="processes that read images (2)")
+    how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (auto)")
+    result = parser.add_argument_group("results")
+    result.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    result.add_argument(
+        "--out", type=Path, metavar="DIR", help="write confusion.png, best.png and worst.png"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    options = _options(args)
+    from hemnet.engine.evaluate import evaluate
+    from hemnet.engine.load import load_model
+
+    model = load_model(args.model)
+    dataset = _dataset(args, model)
+    if args.out is not None:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {args.out}: {error.strerror}") from None
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise UserError(f"cannot write {args.json}: there is no folder {args.json.parent}.")
+    device, first = _device(args.device)
+    model.to(device)
+    result = evaluate(model, dataset, options, progress=f"evaluating {dataset.info.name}")
+    if not first:
+        return
+    _print(result, dataset)
+    if args.json is not None:
+        text = json.dumps(_content(args, dataset, options, result), indent=1, ensure_ascii=False)
+        scratch = args.json.with_name(f".{args.json.name}.part")
+        scratch.write_text(text + "\n", encoding="utf-8")
+        os.replace(scratch, args.json)
+        print(f"wrote {args.json}")
+    if args.out is not None:
+        _draw(model, dataset, options, result, args.out)
+
+
+def _options(args: argparse.Namespace) -> EvaluationOptions:
+    from hemnet.engine.inference import EvaluationOptions
+
+    try:
+        scales = tuple(float(s) for text in args.scales for s in text.split(",") if s)
+    except ValueError:
+        raise UserError(
+            f"--scales {' '.join(args.scales)}: expected numbers, such as 0.5 1 1.5."
+        ) from None
+    window = args.window
+    if window is not None and len(window) > 2:
+        raise UserError("--window: expected a side, or height and width.")
+    extra: dict[str, Any] = {} if args.overlap is None else {"overlap": args.overlap}
+    try:
+        return EvaluationOptions(
+            scales=scales,
+            flip=args.flip,
+            window=None if window is None else window[0] if len(window) == 1 else tuple(window),
+            iterations=args.iterations,
+            batch=args.batch,
+            workers=args.workers,
+            **extra,
+        )
+    except ValueError as error:
+        raise UserError(f"--{error}") from None
+
+
+def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
+    """What the flags say; what they leave open, a run folder knows."""
+    from hemnet.data.catalog import open_dataset
+    from hemnet.data.folders import parse_label_map
+    from hemnet.engine.load import run_settings
+
+    known: dict[str, Any] = run_settings(args.model).get("data") or {}
+    if args.name is not None and args.name != known.get("name"):
+        known = {}
+    name = args.name or known.get("name")
+    if name is None:
+        raise UserError(
+            f"{args.model} does not say what it was trained on: give --data.name and --data.root."
+        )
+    classes = args.classes or known.get("classes")
+    if name in ("folder", "list") and classes is None and model.config.classes is not None:
+        classes = list(model.config.classes)
+    label_map = parse_label_map(args.label_map) if args.label_map else known.get("label_map")
+    try:
+        dataset = open_dataset(
+            name,
+            args.root or known.get("root"),
+            args.split or known.get("val_split") or "val",
+            partial=args.partial or bool(known.get("partial")),
+            classes=classes,
+            label_map=label_map,
+            size=args.size or known.get("size") or 128,
+            length=args.length or known.get("val_length"),
+        )
+    except UserError as error:  # the reader speaks of its own flags
+        text = str(error).replace("--root", "--data.root").replace("--partial", "--data.partial")
+        raise UserError(text) from None
+    names = model.config.classes
+    if names is not None and names != tuple(dataset.info.classes):
+        pairs = zip(names, dataset.info.classes, strict=False)
+        mine, other = next((p for p in pairs if p[0] != p[1]), (len(names), dataset.num_classes))
+        raise UserError(
+            f"the model's classes are not those of {name}: {mine!r} is {other!r} there. "
+            "Evaluate it on the data set it was trained for."
+        )
+    return dataset
+
+
+def _device(name: str) -> tuple[torch.device, bool]:
+    """Where to compute, and whether this process is the one that speaks."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda", "mps"):
+        raise UserError(f"--device {name}: expected auto, cpu, cuda or mps.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun or accelerate
+        from accelerate import PartialState
+
+        state = PartialState(cpu=name == "cpu")
+        return state.device, state.is_main_process
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available[name]:
+        raise UserError(f"--device {name}: this machine has none. Use --device auto.")
+    return torch.device(name), True
+
+
+def _print(result: Evaluation, dataset: SegmentationDataset) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    labelled = result.confusion.sum(1)
+    table = Table("class", box=None, pad_edge=False)
+    table.add_column("IoU", justify="right")
+    table.add_column("share of pixels", justify="right")
+    for (name, value), count in zip(result.iou.items(), labelled.tolist(), strict=True):
+        share = f"{count / int(labelled.sum()):.2%}"
+        table.add_row(escape(name), "–" if value is None else f"{value:.2f}", share)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"[bold]mIoU {result.miou:.2f}[/]   pixel accuracy {result.pixel_accuracy:.2f}   "
+        f"{len(result.images)} images of {escape(f'{dataset.info.name} {dataset.split}')}",
+        soft_wrap=True,
+    )
+
+
+def _content(
+    args: argparse.Namespace,
+    dataset: SegmentationDataset,
+    options: EvaluationOptions,
+    result: Evaluation,
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return result.to_json() | {
+        "model": args.model,
+        "data": {"name": dataset.info.name, "split": dataset.split, "images": len(result.images)},
+        "options": asdict(options),
+    }
+
+
+def _draw(
+    model: Segmenter,
+    dataset: SegmentationDataset,
+    options: EvaluationOptions,
+    result: Evaluation,
+    out: Path,
+) -> None:
+    from hemnet.engine.pictures import draw_confusion, draw_examples, examples
+
+    draw_confusion(result.confusion, result.classes, out / "confusion.png")
+    ranked = result.ranked()
+    for name, chosen in (("worst", ranked[:SHOWN]), ("best", ranked[::-1][:SHOWN])):
+        found = examples(model, dataset, [image.id for image in chosen], options)
+        captions = [f"{image.id}   mIoU {image.miou:.1f}" for image in chosen]
+        draw_examples(found, captions, dataset.info, out / f"{name}.png")
+    print(f"wrote {out / 'confusion.png'}, {out / 'best.png'} and {out / 'worst.png'}")

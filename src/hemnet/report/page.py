@@ -1,0 +1,158 @@
+"""Gathers what a run has left behind and puts the page together."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+
+from hemnet.data.dataset import SegmentationDataset
+from hemnet.data.transforms import evaluation_transform
+from hemnet.engine.evaluate import evaluate, normalisation
+from hemnet.engine.load import load_model, run_settings
+from hemnet.engine.metrics import Evaluation, ImageScore
+from hemnet.engine.pictures import Example, examples
+from hemnet.errors import UserError
+from hemnet.nn.segmenter import Segmenter
+from hemnet.study.unit import UnitTrace, spread_out, trace_unit
+
+REPORT, METRICS = "report.html", "metrics.jsonl"
+SHOWN, LOOKED_AT = 6, 24  # examples shown; images they are chosen from without an evaluation
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that the sections of the page draw from."""
+
+    folder: Path
+    model: Segmenter
+    dataset: SegmentationDataset
+    settings: dict[str, Any]  # the run's config.yaml
+    environment: dict[str, Any]
+    training: list[dict[str, Any]]  # lines of metrics.jsonl, by kind
+    validation: list[dict[str, Any]]
+    scores: dict[str, Any]  # miou, iou, pixel_accuracy of the saved model
+    confusion: Tensor | None  # where the whole data set was evaluated
+    examples: list[tuple[Example, ImageScore]]
+    unit: UnitTrace | None  # None for a model without an EM unit
+
+
+def write_report(
+    run: str | Path,
+    dataset: SegmentationDataset,
+    evaluation: Evaluation | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Path:
+    """Write `report.html` into a run folder and return its path.
+
+    `dataset` is what the run was validated on. `evaluation` is of the run's model on all of it;
+    without one the run's own validation gives the figures and only a few images are looked at.
+    """
+    from hemnet.report.sections import SECTIONS
+
+    gathered = gather(Path(run), dataset, evaluation, torch.device(device))
+    body = "\n".join(section(gathered) for section in SECTIONS)
+    path = gathered.folder / REPORT
+    scratch = path.with_name(f".{REPORT}.part")
+    scratch.write_text(_page(f"{gathered.folder.name} · hemnet", body), encoding="utf-8")
+    os.replace(scratch, path)
+    return path
+
+
+def gather(
+    folder: Path,
+    dataset: SegmentationDataset,
+    evaluation: Evaluation | None,
+    device: torch.device,
+) -> Run:
+    model = load_model(folder).to(device)
+    lines = _read_metrics(folder / METRICS)
+    validation = [line for line in lines if line["kind"] == "validation"]
+    looked_at = evaluation or evaluate(model, _Part(dataset, LOOKED_AT), progress=None)
+    scores = looked_at.to_json()
+    if evaluation is None and validation:
+        scores = max(validation, key=lambda line: line["miou"])  # of which the model was saved
+    ranked = looked_at.ranked()[::-1]
+    chosen = [ranked[i] for i in spread_out(len(ranked), SHOWN)]
+    found = examples(model, dataset, [image.id for image in chosen])
+    return Run(
+        folder=folder,
+        model=model,
+        dataset=dataset,
+        settings=run_settings(folder),
+        environment=_read_json(folder / "environment.json"),
+        training=[line for line in lines if line["kind"] == "train"],
+        validation=validation,
+        scores=scores,
+        confusion=None if evaluation is None else evaluation.confusion,
+        examples=list(zip(found, chosen, strict=True)),
+        unit=trace_unit(model, _normalised(model, found[0].image)) if found else None,
+    )
+
+
+def _normalised(model: Segmenter, image: Tensor) -> Tensor:
+    """uint8 3,H,W → 1,3,H,W as the model takes it."""
+    settings = normalisation(model)
+    transform = evaluation_transform(settings.mean, settings.std)
+    seen, _ = transform(tv_tensors.Image(image), tv_tensors.Mask(image[0]))
+    return seen.as_subclass(Tensor)[None].to(next(model.parameters()).device)
+
+
+class _Part(SegmentationDataset):
+    """Some images of a data set, evenly spread."""
+
+    def __init__(self, dataset: SegmentationDataset, count: int) -> None:
+        self.whole, self.info, self.split = dataset, dataset.info, dataset.split
+        self.chosen = spread_out(len(dataset), count)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def id(self, index: int) -> str:
+        return self.whole.id(self.chosen[index])
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.whole.read(self.chosen[index])
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Complete lines only: a run may be writing the last one."""
+    if not path.is_file():
+        return []
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True)):
+        if not text.endswith("\n"):
+            break
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise UserError(f"{path} is damaged in line {number + 1}: it is not JSON.") from None
+    return [line for line in lines if isinstance(line, dict) and "kind" in line]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _page(title: str, body: str) -> str:
+    style = files("hemnet.report").joinpath("style.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )

@@ -1,0 +1,96 @@
+"""What the EM unit inside a model does with images: responsibilities and bound, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import hemnet
+from hemnet.em.solver import constant_em
+from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
+
+
+@dataclass(frozen=True)
+class UnitTrace:
+    """responsibilities: of every iteration, B,K,h,w. bound: ELBO per position before the first
+    iteration and after each, averaged over the images; empty for EMANet's unit, which has none."""
+
+    responsibilities: list[Tensor]
+    bound: list[float]
+    iterations: int  # that the model itself runs
+    health: hemnet.Health
+
+
+def find_unit(model: nn.Module) -> HighwayEMAttention | EMAttention | None:
+    """The model's first EM unit."""
+    units = (HighwayEMAttention, EMAttention)
+    return next((module for module in model.modules() if isinstance(module, units)), None)
+
+
+@torch.no_grad()
+def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace | None:
+    """Normalised images B,3,H,W through the model, its EM unit watched; None if it has none.
+
+    The bound is followed for `further` iterations when the model itself runs fewer.
+    """
+    unit = find_unit(model)
+    if unit is None:
+        return None
+    kept: list[Tensor] = []
+    handle = unit.conv_in.register_forward_hook(lambda *call: kept.append(call[2].float()))
+    try:
+        model(images)
+    finally:
+        handle.remove()
+    features = kept[-1]
+    x = features.flatten(2).mT  # B,N,C
+    own = unit.iterations if unit.eval_iterations is None else unit.eval_iterations
+    bases, maps, bound = unit.bases.value.float(), [], []
+    if isinstance(unit, EMAttention):
+        counts = range(1, own + 1)
+        solved = [constant_em(x, bases, (1.0,) * t, 1.0, unit_length=True) for t in counts]
+        maps = [result.responsibilities for result in solved]
+    else:
+        total = max(own, further)
+        steps = fit_length(unit.step_size, total)
+        start = hemnet.e_step(x, bases, unit.variance, unit.kernel)
+        bound.append(_per_position(hemnet.elbo(x, bases, start, unit.variance), x))
+        for step in hemnet.trace(x, bases, total, steps, unit.variance, unit.kernel):
+            bound.append(_per_position(step.elbo, x))
+            if len(maps) < own:
+                maps.append(step.responsibilities)
+    shaped = [gamma.mT.unflatten(2, features.shape[2:]) for gamma in maps]
+    return UnitTrace(shaped, bound, own, unit.health())
+
+
+def _per_position(elbo: Tensor, x: Tensor) -> float:
+    return float(elbo.mean()) / x.shape[1]
+
+
+def most_distinct(responsibilities: Tensor, count: int) -> list[int]:
+    """Numbers of the bases whose maps K,h,w say most that the ones before them do not.
+
+    Gram-Schmidt with pivoting: each time the map that varies most, after what it shares with the
+    chosen ones is taken out of it.
+    """
+    rest = responsibilities.flatten(1).double()
+    rest = rest - rest.mean(1, keepdim=True)
+    chosen: list[int] = []
+    for _ in range(min(count, len(rest))):
+        norms = rest.norm(dim=1)
+        norms[chosen] = -1.0
+        best = int(norms.argmax())
+        chosen.append(best)
+        direction = rest[best] / norms[best].clamp_min(1e-300)
+        rest = rest - (rest @ direction)[:, None] * direction
+    return chosen
+
+
+def spread_out(count: int, wanted: int) -> Sequence[int]:
+    """`wanted` numbers below `count`, evenly spaced, first and last among them."""
+    if wanted >= count or wanted == 1:
+        return range(min(count, wanted))
+    return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
