@@ -144,8 +144,8 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
     side = max(3.0, cell * number + 1.6)
     figure = Figure(figsize=(side + 0.6, side), dpi=120, layout="constrained")
     axis = figure.subplots()
+    axis.set_facecolor("#eeeeee")  # shows through where a class is never a label
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=100)
-    image.cmap.set_bad("#eeeeee")
     size = 8 if number <= NUMBERED else 5
     axis.set_xticks(range(number), names, rotation=90, fontsize=size)
     axis.set_yticks(range(number), names, fontsize=size)

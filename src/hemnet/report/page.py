@@ -42,6 +42,7 @@ class Run:
     scores: dict[str, Any]  # miou, iou, pixel_accuracy of the saved model
     confusion: Tensor | None  # where the whole data set was evaluated
     examples: list[tuple[Example, ImageScore]]
+    watched: Example  # the one whose way through the EM unit is drawn
     unit: UnitTrace | None  # None for a model without an EM unit
 
 
@@ -84,6 +85,7 @@ def gather(
     ranked = looked_at.ranked()[::-1]
     chosen = [ranked[i] for i in spread_out(len(ranked), SHOWN)]
     found = examples(model, dataset, [image.id for image in chosen])
+    watched = max(found, key=lambda example: len(example.mask.unique()))  # shows most classes
     return Run(
         folder=folder,
         model=model,
@@ -95,7 +97,8 @@ def gather(
         scores=scores,
         confusion=None if evaluation is None else evaluation.confusion,
         examples=list(zip(found, chosen, strict=True)),
-        unit=trace_unit(model, _normalised(model, found[0].image)) if found else None,
+        watched=watched,
+        unit=trace_unit(model, _normalised(model, watched.image)),
     )
 
 

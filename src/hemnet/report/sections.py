@@ -32,6 +32,9 @@ def header(run: Run) -> str:
         tiles.append((f"{run.training[-1]['step']:,}", "steps"))
     count = sum(p.numel() for p in run.model.parameters())
     tiles.append((f"{count / 1e6:.2f} M", "parameters"))
+    speeds = sorted(v for line in run.training if (v := line.get("images_per_second")))
+    if speeds:
+        tiles.append((f"{speeds[len(speeds) // 2]:.1f}", "images per second"))
     what = f"{config.model} · {config.backbone}, stride {config.output_stride}"
     return (
         f"<h1>{escape(run.folder.name)}</h1>"
@@ -105,8 +108,6 @@ def _confusions(run: Run) -> str:
 
 def predictions(run: Run) -> str:
     info = run.dataset.info
-    if not run.examples:
-        return ""
     masks = [mask for example, _ in run.examples for mask in (example.mask, example.prediction)]
     present = sorted({int(value) for mask in masks for value in mask.unique()})
     legend = "".join(
@@ -134,7 +135,7 @@ def predictions(run: Run) -> str:
 def attention(run: Run) -> str:
     if run.unit is None:
         return ""
-    example = run.examples[0][0]
+    example = run.watched
     maps = [gamma[0] for gamma in run.unit.responsibilities]  # K,h,w each
     chosen = most_distinct(maps[-1], MAPS)
     highest = [max(float(gamma[k].max()) for gamma in maps) for k in chosen]
