@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -211,3 +212,5 @@ def _loader(
 
 def _start_worker(number: int) -> None:
     torch.set_num_threads(1)  # workers share the cores with each other and the network
+    # Ctrl-C reaches every process of a terminal; what it means is the main process's to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,259 @@
+"""Everything a training run can be told, as dataclasses.
+
+`configs/*.yaml` are complete examples, and every field is a flag of `hemnet train`: the field
+`rate` of `OptimConfig` is `optim.rate` in a file and `--optim.rate` on the command line.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hemnet.errors import UserError
+
+Precision = Literal["float32", "bf16", "fp16"]
+
+
+@dataclass
+class NetworkConfig:
+    """The network.
+
+    name: hemnet, emanet, fcn, deeplabv3plus, psanet, pspnet, danet or nonlocal
+    backbone: a timm name, such as resnet101s, resnet50 or tf_efficientnet_lite0
+    output_stride: 8, 16 or 32
+    channels: width of the head; null for the head's own
+    weights: of the backbone: null, imagenet (timm's, from the hub) or a local file
+    start: a run or a saved model whose weights the whole network begins with
+    multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
+    resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
+    options: of the head, such as iterations, step_size, variance or dropout
+    freeze_stages: how many of the backbone's stages, stem included, are not trained
+    freeze_norm: batch norms keep their statistics, scales and shifts
+    """
+
+    name: str = "hemnet"
+    backbone: str = "resnet101s"
+    output_stride: int = 8
+    channels: int | None = None
+    weights: str | None = None
+    start: str | None = None
+    multi_grid: Literal["auto"] | list[int] | None = "auto"
+    resnet_v1: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    freeze_stages: int = 0
+    freeze_norm: bool = False
+
+
+@dataclass
+class DataConfig:
+    """The images.
+
+    name: a data set of `hemnet data`, such as voc, camvid, folder or scenes
+    root: its folder; scenes has none
+    split: what is trained on
+    val_split: what validation looks at; null for no validation
+    partial: use the pairs that are there when listed files are missing
+    skip_broken: leave out files that cannot be read, instead of stopping
+    classes: names, or a file of names, for folder and list
+    label_map: value in the label files → class
+    size: side of the generated scenes
+    length: how many scenes to train on; null for 4000
+    val_length: how many scenes to validate on; null for 400
+    crop: height and width that the network sees in training
+    scale: range of the random scale
+    flip: probability of a horizontal flip
+    jitter: strength of random colour changes, 0 to 1
+    workers: processes that read images
+    """
+
+    name: str = "scenes"
+    root: str | None = None
+    split: str = "train"
+    val_split: str | None = "val"
+    partial: bool = False
+    skip_broken: bool = False
+    classes: str | list[str] | None = None
+    label_map: dict[int, int] | None = None
+    size: int = 128
+    length: int | None = None
+    val_length: int | None = None
+    crop: tuple[int, int] = (513, 513)
+    scale: tuple[float, float] = (0.5, 2.0)
+    flip: float = 0.5
+    jitter: float = 0.0
+    workers: int = 2
+
+
+@dataclass
+class OptimConfig:
+    """The optimizer and its schedule: rate · (1 − step/steps)^power.
+
+    name: sgd or adamw
+    steps: how many times the weights change
+    batch_size: images of one step, over all processes and accumulated passes
+    accumulate: passes that make one step, each with its share of the batch
+    rate: the base learning rate
+    power: of the poly schedule; 0 keeps the rate
+    warmup: steps over which the rate rises from a tenth
+    momentum: of sgd
+    betas: of adamw
+    weight_decay: of convolution weights; nothing else decays
+    bias_rate: the rate of biases is this many times the base rate
+    head_rate: the rate of everything but the backbone is this many times the base rate
+    clip: largest norm of the gradient; null for no limit
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    steps: int = 30_000
+    batch_size: int = 16
+    accumulate: int = 1
+    rate: float = 9e-3
+    power: float = 0.9
+    warmup: int = 0
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 1e-4
+    bias_rate: float = 2.0
+    head_rate: float = 1.0
+    clip: float | None = None
+
+
+@dataclass
+class LossConfig:
+    """Cross-entropy over all pixels that are not void.
+
+    auxiliary: weight of the auxiliary head's loss; 0 for no such head
+    ohem: share of each image's pixels, the hardest, that count; null for all
+    class_weights: one number per class; null for equal ones
+    """
+
+    auxiliary: float = 0.0
+    ohem: float | None = None
+    class_weights: list[float] | None = None
+
+
+@dataclass
+class ValidationConfig:
+    """How the network is judged during training.
+
+    every: steps between two validations; the last step is always validated
+    scales: image scales whose probabilities are averaged
+    flip: average with the mirrored image too
+    window: side of a sliding window; null for whole images
+    overlap: share of the window that neighbours have in common
+    iterations: of the attention unit; null for the model's own
+    batch_size: images seen at once, where neighbours have the same size
+    """
+
+    every: int = 1000
+    scales: list[float] = field(default_factory=lambda: [1.0])
+    flip: bool = False
+    window: int | None = None
+    overlap: float = 0.25
+    iterations: int | None = None
+    batch_size: int = 1
+
+
+@dataclass
+class RunConfig:
+    """How the run goes about it.
+
+    seed: of weights, images and dropout
+    device: auto, cpu, cuda or mps
+    precision: float32, or bf16 or fp16 for the forward and backward passes
+    channels_last: memory layout of images and weights, faster on most devices
+    compile: let torch.compile make the network faster after a slow start
+    log_every: steps between two lines of the log
+    health_every: steps between two looks at the health of the attention unit's bases
+    checkpoint_every: steps between two checkpoints
+    tensorboard: write TensorBoard's events into the run folder
+    wandb: project of Weights & Biases to log to; null for none
+    """
+
+    seed: int = 0
+    device: str = "auto"
+    precision: Precision = "float32"
+    channels_last: bool = True
+    compile: bool = False
+    log_every: int = 20
+    health_every: int = 200
+    checkpoint_every: int = 500
+    tensorboard: bool = True
+    wandb: str | None = None
+
+
+@dataclass
+class TrainConfig:
+    """A complete training run."""
+
+    model: NetworkConfig = field(default_factory=NetworkConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+# What must hold for a number: (smallest, largest).
+_FROM_0, _FROM_1, _SHARE = (0, math.inf), (1, math.inf), (0, 1)
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("model.freeze_stages", "data.workers", "loss.auxiliary", "run.seed"), _FROM_0),
+    **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
+    **dict.fromkeys(("optim.steps", "optim.batch_size", "optim.accumulate"), _FROM_1),
+    **dict.fromkeys(("validation.every", "validation.window", "validation.iterations"), _FROM_1),
+    "validation.batch_size": _FROM_1,
+    **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
+    **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
+    "validation.overlap": (0, 0.9),
+}
+_POSITIVE = ("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem")
+
+
+def check_config(config: TrainConfig) -> None:
+    """Refuse numbers out of range and settings that contradict each other."""
+    for key, (low, high) in _RANGES.items():
+        value = get(config, key)
+        if value is not None and not low <= value <= high:
+            allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+            raise UserError(f"{key} is {value}: expected {allowed}")
+    for key in _POSITIVE:
+        value = get(config, key)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{key} is {value}: expected a number above 0")
+    data, optim, loss, run = config.data, config.optim, config.loss, config.run
+    if min(data.crop) < 1 or not 0 < data.scale[0] <= data.scale[1]:
+        raise UserError(
+            f"data.crop is {list(data.crop)} and data.scale {list(data.scale)}: expected height "
+            "and width of at least 1, and a smallest and a largest scale above 0"
+        )
+    if not config.validation.scales or min(config.validation.scales) <= 0:
+        raise UserError(
+            f"validation.scales is {config.validation.scales}: expected numbers above 0"
+        )
+    if loss.ohem is not None and loss.ohem > 1:
+        raise UserError(f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
+    if loss.class_weights is not None and not min(loss.class_weights, default=-1) >= 0:
+        raise UserError(f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
+    if optim.warmup >= optim.steps:
+        raise UserError(
+            f"optim.warmup is {optim.warmup}, but the run has only {optim.steps} steps: "
+            "expected fewer"
+        )
+    if optim.batch_size % optim.accumulate:
+        raise UserError(
+            f"optim.batch_size {optim.batch_size} cannot be split into optim.accumulate "
+            f"{optim.accumulate} equal passes"
+        )
+    if run.device not in ("auto", "cpu", "cuda", "mps"):
+        raise UserError(f"run.device is {run.device!r}: expected auto, cpu, cuda or mps")
+    if run.device == "cpu" and run.precision == "fp16":
+        raise UserError("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
+
+
+def get(config: TrainConfig, key: str) -> Any:
+    """The value of a setting by its dotted name."""
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

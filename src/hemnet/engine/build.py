@@ -1,0 +1,188 @@
+"""From a configuration to the parts of a run: data sets, network, batches."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from timm.layers.norm_act import convert_sync_batchnorm
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hemnet.config import DataConfig, TrainConfig
+from hemnet.data import (
+    Batches,
+    Info,
+    SegmentationDataset,
+    open_dataset,
+    training_batches,
+)
+from hemnet.engine.evaluate import normalisation
+from hemnet.engine.inference import EvaluationOptions
+from hemnet.errors import UserError
+from hemnet.hub import from_pretrained
+from hemnet.models import create_model
+from hemnet.nn.segmenter import Segmenter
+
+log = logging.getLogger("hemnet")
+
+
+def open_split(config: DataConfig, split: str, length: int | None) -> SegmentationDataset:
+    return open_dataset(
+        config.name,
+        config.root,
+        split,
+        partial=config.partial,
+        classes=config.classes,
+        label_map=config.label_map,
+        size=config.size,
+        length=length,
+    )
+
+
+def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, SegmentationDataset | None]:
+    """For training and for validation."""
+    train = open_split(config, config.split, config.length)
+    if config.val_split is None:
+        return train, None
+    return train, open_split(config, config.val_split, config.val_length)
+
+
+def build_model(config: TrainConfig, info: Info) -> Segmenter:
+    """The network as it is before the first step, with what is frozen frozen."""
+    torch.manual_seed(config.run.seed)
+    model = create_model(
+        config.model.name,
+        len(info.classes),
+        config.model.backbone,
+        config.model.output_stride,
+        config.model.channels,
+        config.model.weights,
+        multi_grid=config.model.multi_grid,
+        resnet_v1=config.model.resnet_v1,
+        auxiliary=config.loss.auxiliary > 0,
+        classes=info.classes,
+        palette=info.palette,
+        **config.model.options,
+    )
+    if config.model.start is not None:
+        start_from(model, config.model.start)
+    model.train()
+    freeze_stages(model, config.model.freeze_stages)
+    if config.model.freeze_norm:
+        freeze_norm(model)
+    return model
+
+
+def start_from(model: Segmenter, source: str) -> None:
+    """Take over the weights of a trained model; layers for other classes start anew."""
+    inside = Path(source) / "model"
+    other = from_pretrained(inside if inside.is_dir() else source)
+    ours, theirs = model.state_dict(), other.state_dict()
+    taken = {k: v for k, v in theirs.items() if k in ours and ours[k].shape == v.shape}
+    left = [k for k in ours if k not in taken]
+    if not taken or any(key.startswith("backbone.") for key in left):
+        raise UserError(
+            f"model.start {source}: its {other.config.backbone} does not fit this "
+            f"{model.config.backbone}. Start from a model of the same kind"
+        )
+    model.load_state_dict(taken, strict=False)
+    log.info("%d of %d tensors start from %s", len(taken), len(ours), source)
+    if left:
+        log.warning("not in %s, so these start anew: %s", source, ", ".join(left[:6]))
+
+
+def freeze_stages(model: Segmenter, stages: int) -> None:
+    """Stop training everything that the first feature maps of the backbone depend on."""
+    if stages == 0:
+        return
+    count = len(model.backbone.channels)
+    if stages > count:
+        raise UserError(
+            f"model.freeze_stages is {stages}, but {model.config.backbone} has {count} stages"
+        )
+    # Which parameters those are, autograd knows for any network.
+    model.eval()
+    features = model.backbone(torch.zeros(1, 3, 64, 64))
+    sum(f.sum() for f in features[:stages]).backward()
+    model.train()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+    for module in model.backbone.modules():
+        if isinstance(module, _BatchNorm) and not module.weight.requires_grad:
+            module.eval()
+
+
+def freeze_norm(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval().requires_grad_(False)
+
+
+def synchronise_norms(model: nn.Module) -> nn.Module:
+    """Batch norms over the images of all processes; timm's own kind keeps its activation."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    converted: nn.Module = convert_sync_batchnorm(model)
+    for name, module in converted.named_modules():
+        module.training = modes[name]
+    return converted
+
+
+def build_batches(
+    config: TrainConfig,
+    dataset: SegmentationDataset,
+    model: Segmenter,
+    step: int,
+    accelerator: Accelerator,
+) -> Batches:
+    """Endless batches from optimizer step `step` on; `accumulate` of them make a step."""
+    data = config.data
+    augmentation = replace(
+        normalisation(model),
+        crop=data.crop,
+        scale=data.scale,
+        flip=data.flip,
+        jitter=data.jitter,
+    )
+    return training_batches(
+        dataset,
+        augmentation,
+        batch_size=share_of_batch(config, accelerator.num_processes),
+        workers=data.workers,
+        seed=config.run.seed,
+        step=step * config.optim.accumulate,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        on_error="skip" if data.skip_broken else "raise",
+        pin_memory=accelerator.device.type == "cuda",
+    )
+
+
+def share_of_batch(config: TrainConfig, world: int) -> int:
+    """Images of one pass of one process."""
+    parts = config.optim.accumulate * world
+    if config.optim.batch_size % parts:
+        raise UserError(
+            f"optim.batch_size {config.optim.batch_size} is over all processes: it cannot be split "
+            f"into {world} processes × {config.optim.accumulate} accumulated passes"
+        )
+    return config.optim.batch_size // parts
+
+
+def evaluation_options(config: TrainConfig) -> EvaluationOptions:
+    """How validation looks at images."""
+    given = config.validation
+    return EvaluationOptions(
+        scales=tuple(given.scales),
+        flip=given.flip,
+        window=given.window,
+        overlap=given.overlap,
+        iterations=given.iterations,
+        batch=given.batch_size,
+        workers=config.data.workers,
+    )

@@ -1,0 +1,50 @@
+"""Where a run computes: one device, or one of several processes, through accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor
+
+from hemnet.config import RunConfig
+from hemnet.errors import UserError
+
+_MIXED = {"float32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+@contextmanager
+def computing(config: RunConfig) -> Iterator[Accelerator]:
+    """An accelerator for one run; afterwards the process is as before.
+
+    The processes of a distributed run are started by `torchrun` or `accelerate launch`.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if config.device in available and not available[config.device]:
+        raise UserError(f"run.device is {config.device}, but torch finds no such device here")
+    on_cpu = config.device == "cpu" or not any(available.values())
+    if on_cpu and config.precision == "fp16":
+        raise UserError("run.precision fp16 needs a GPU: use float32 or bf16")
+    outside = dist.is_available() and dist.is_initialized()
+    # Its settings are global to the process, and a second run may want others.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        yield Accelerator(cpu=on_cpu, mixed_precision=_MIXED[config.precision])
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        if not outside and dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """The sum over all processes, in place."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor

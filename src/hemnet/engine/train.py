@@ -1,0 +1,331 @@
+"""The training loop.
+
+Whatever happens in step s is a function of the configuration, the state before it and s: the
+images, their augmentation, the dropout and the rate. So a checkpoint needs no more than weights,
+optimizer and a few numbers, and a run that was killed ends as one that never was.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from hemnet.config import TrainConfig, check_config
+from hemnet.data import Batch
+from hemnet.engine import build
+from hemnet.engine.checkpoint import Keeper, Progress
+from hemnet.engine.devices import computing, summed
+from hemnet.engine.display import Display, Meter
+from hemnet.engine.evaluate import evaluate
+from hemnet.engine.folder import clear_errors, prepare_folder
+from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
+from hemnet.engine.runlog import RunLog, check_wandb, write_environment
+from hemnet.engine.stop import Stopped, StopSignals
+from hemnet.errors import UserError
+from hemnet.nn.attention import EMAttention, HighwayEMAttention
+
+log = logging.getLogger("hemnet")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    out: Path
+    step: int
+    finished: bool
+    stopped_by: int | None  # number of the signal
+    miou: float | None  # of the last validation
+    best_miou: float | None
+    best_step: int
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    resume: bool = False,
+    *,
+    allow_changes: bool = False,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train a model in the run folder `out`; with `resume` go on where the folder's run was.
+
+    A folder that holds a run is not overwritten, and a run is resumed with its own configuration
+    only, unless `allow_changes`.
+    """
+    check_config(config)
+    check_wandb(config)
+    out = Path(out)
+    with StopSignals() as signals, computing(config.run) as accelerator, clear_errors(out):
+        if accelerator.is_main_process:
+            prepare_folder(config, out, resume, allow_changes)
+        run = Run(config, out, accelerator, signals, quiet=quiet)
+        try:
+            return run.go()
+        finally:
+            run.close()
+
+
+class Run:
+    """A run and all it holds; `progress` is what a checkpoint remembers beside the tensors."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        accelerator: Accelerator,
+        signals: StopSignals,
+        *,
+        quiet: bool,
+    ) -> None:
+        self.config, self.out, self.signals = config, out, signals
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.main, self.world = accelerator.is_main_process, accelerator.num_processes
+        self.share = build.share_of_batch(config, self.world)
+
+        self.dataset, self.val = build.open_datasets(config.data)
+        self.model = build.build_model(config, self.dataset.info)
+        self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
+        self.options = build.evaluation_options(config)
+        last = config.run.channels_last
+        self.layout = torch.channels_last if last else torch.contiguous_format
+        self.model.to(self.device).to(memory_format=self.layout)
+        if self.world > 1 and self.device.type == "cuda":  # there is no SyncBatchNorm on CPUs
+            build.synchronise_norms(self.model)
+        self.optimizer = make_optimizer(self.model, config.optim)
+
+        self.keeper = Keeper(out, validates=self.val is not None)
+        self._saved = -1
+        self.progress = self._restore()
+        if config.run.compile:
+            self.model.compile()
+        # Not the data: its batches already know their process, and resume anywhere.
+        self.wrapped, self.stepper = accelerator.prepare(self.model, self.optimizer)
+        self.loss_sum = torch.tensor(self.progress.loss_sum, device=self.device)
+        self.log = RunLog(out, config, self.progress.step) if self.main else None
+        self.meter = Meter()
+        self.display = Display(
+            config.optim.steps,
+            self.progress.step,
+            config.optim.batch_size,
+            quiet=quiet or not self.main,
+        )
+        self.display.miou = self.progress.last_miou
+
+    def go(self) -> TrainResult:
+        steps = self.config.optim.steps
+        stopped = False
+        batches: Iterator[Batch] | None = None
+        while True:
+            if self._validation_due():
+                stopped = not self._validate()
+            if stopped or self.progress.step >= steps:
+                break
+            if batches is None:
+                batches = iter(
+                    build.build_batches(
+                        self.config, self.dataset, self.model, self.progress.step, self.accelerator
+                    )
+                )
+            stopped = not self._step(batches)
+            if stopped:
+                break
+            self._log()
+            step = self.progress.step
+            if step % self.config.run.checkpoint_every == 0 and not self._validation_due():
+                self._save()
+        if self._saved != self.progress.step or stopped:
+            self._save()
+        return self._result(stopped)
+
+    def _step(self, batches: Iterator[Batch]) -> bool:
+        """One change of the weights; False when a signal came instead."""
+        progress, optim = self.progress, self.config.optim
+        with self.meter.waiting():
+            parts = [next(batches) for _ in range(optim.accumulate)]
+        total = sum(float(self.loss.total(part.masks)) for part in parts)
+        total, stop = self._agree(total, self.signals.requested is not None)
+        if stop:
+            return False
+
+        set_rate(self.optimizer, rate_at(progress.step, optim))
+        self._seed()
+        step_loss = torch.zeros((), device=self.device)
+        for number, part in enumerate(parts, 1):
+            batch = part.to(self.device)
+            images = batch.images.contiguous(memory_format=self.layout)
+            last = number == len(parts)
+            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+                loss = self.loss.of(self.wrapped, images, batch.masks) / max(total, 1.0)
+                # Data parallelism takes the mean over processes, each of which has a part.
+                self.accelerator.backward(loss * self.world)
+            step_loss += loss.detach()
+        if self.device.type == "cpu":  # elsewhere it would make the device wait
+            self._check_finite(summed(step_loss.clone()))
+        if optim.clip is not None:
+            self.accelerator.clip_grad_norm_(trained(self.model), optim.clip)
+        self.stepper.step()
+        self.stepper.zero_grad(set_to_none=True)
+        self.loss_sum += step_loss
+        progress.step += 1
+        progress.loss_steps += 1
+        self.meter.add(optim.batch_size)
+        self.display.step(progress.step)
+        return True
+
+    def _agree(self, total: float, stop: bool) -> tuple[float, bool]:
+        """The sum of all processes' totals, and whether any was told to stop."""
+        if self.world == 1:
+            return total, stop
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        both = summed(torch.tensor([total, float(stop)], dtype=dtype, device=self.device))
+        return float(both[0]), bool(both[1] > 0)
+
+    def _seed(self) -> None:
+        """Dropout draws a function of (seed, step, process) alone."""
+        key = [self.config.run.seed, self.progress.step, self.accelerator.process_index]
+        state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+        torch.manual_seed(int(state) & (2**63 - 1))
+
+    def _check_finite(self, loss: torch.Tensor) -> float:
+        value = float(loss)
+        if not math.isfinite(value):
+            raise UserError(
+                f"the loss is {value} near step {self.progress.step + 1}: the training has "
+                "diverged. Try a lower optim.rate, optim.warmup, optim.clip, or float32 precision"
+            )
+        return value
+
+    def _log(self) -> None:
+        progress, run = self.progress, self.config.run
+        if progress.step % run.log_every and progress.step != self.config.optim.steps:
+            return
+        mean = self._check_finite(summed(self.loss_sum.clone())) / progress.loss_steps
+        self.loss_sum.zero_()
+        progress.loss_steps = 0
+        rate = rate_at(progress.step - 1, self.config.optim)
+        values: dict[str, Any] = {"loss": mean, "rate": rate, **self.meter.read()}
+        # Due since the last line of the log, which may be written at other steps.
+        if progress.step % run.health_every < run.log_every:
+            health = self._health()
+            values |= {"health": health} if health else {}
+        if self.log is not None:
+            self.log.write("train", progress.step, **values)
+        self.display.line(progress.step, mean, rate, self.meter.read())
+        self.meter.reset()
+
+    def _health(self) -> dict[str, float]:
+        for module in self.model.modules():
+            if isinstance(module, HighwayEMAttention | EMAttention):
+                return {k: v for k, v in asdict(module.health()).items() if k != "bases"}
+        return {}
+
+    def _validation_due(self) -> bool:
+        step, every = self.progress.step, self.config.validation.every
+        due = step == self.config.optim.steps or (step > 0 and step % every == 0)
+        return due and self.val is not None and self.progress.validated < step
+
+    def _validate(self) -> bool:
+        """Judge the model and keep it if it is the best; False when a signal came meanwhile."""
+        assert self.val is not None
+        progress, start = self.progress, time.perf_counter()
+        # Alone, validation can be dropped and done again. Processes would not agree when.
+        droppable = self.signals.immediately() if self.world == 1 else nullcontext()
+        try:
+            with self.meter.paused(), self.display.away(), droppable:
+                found = evaluate(
+                    self.wrapped,
+                    self.val,
+                    self.options,
+                    device=self.device,
+                    progress="validating" if self.display.live else None,
+                )
+        except Stopped:
+            return False
+        progress.validated = progress.step
+        progress.last_miou = self.display.miou = found.miou
+        if progress.best_miou is None or found.miou > progress.best_miou:
+            progress.best_miou, progress.best_step = found.miou, progress.step
+        if self.log is not None:
+            self.log.write(
+                "validation",
+                progress.step,
+                miou=found.miou,
+                iou=found.iou,
+                pixel_accuracy=found.pixel_accuracy,
+                seconds=round(time.perf_counter() - start, 3),
+            )
+        mark = " (best)" if progress.best_step == progress.step else ""
+        self.display.say(
+            f"step {progress.step}: mIoU {found.miou:.2f}{mark}, pixel accuracy "
+            f"{found.pixel_accuracy:.2f}"
+        )
+        self._save()
+        return True
+
+    def _save(self) -> None:
+        progress = self.progress
+        # Of all processes: when resumed, the first one has it alone.
+        progress.loss_sum = self._check_finite(summed(self.loss_sum.clone()))
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise UserError(
+                f"the weights are no longer finite at step {progress.step}: the training has "
+                "diverged. Try a lower optim.rate, optim.warmup or optim.clip"
+            )
+        if self.accelerator.scaler is not None:
+            progress.scaler = self.accelerator.scaler.state_dict()
+        if self.log is not None:
+            with self.meter.paused():
+                self.log.sync()
+                self.keeper.save(self.model, self.optimizer, progress)
+        self._saved = progress.step
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self) -> Progress:
+        """The state of the last checkpoint, or of a run that begins."""
+        progress = self.keeper.load(self.model, self.optimizer)
+        if progress is None:
+            if self.main:
+                write_environment(self.out, self.device, self.world)
+            return Progress(processes=self.world)
+        self._saved = progress.step
+        if self.accelerator.scaler is not None and progress.scaler:
+            self.accelerator.scaler.load_state_dict(progress.scaler)
+        if progress.processes != self.world:
+            log.warning(
+                "the run had %d processes and now has %d: it goes on with the same images, but "
+                "ends with other rounding", progress.processes, self.world,
+            )  # fmt: skip
+        if self.main:
+            self.keeper.mend(self.model, progress)
+        else:
+            progress.loss_sum = 0.0
+        progress.processes = self.world
+        return progress
+
+    def _result(self, stopped: bool) -> TrainResult:
+        p = self.progress
+        signal = self.signals.requested
+        return TrainResult(
+            self.out,
+            p.step,
+            p.step >= self.config.optim.steps and not stopped,
+            int(signal) if stopped and signal is not None else None,
+            p.last_miou,
+            p.best_miou,
+            p.best_step,
+        )
+
+    def close(self) -> None:
+        self.display.close()
+        if self.log is not None:
+            self.log.close()

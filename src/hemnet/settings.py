@@ -1,0 +1,167 @@
+"""Configurations from files and flags, and back: jsonargparse with errors for people."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from hemnet.config import TrainConfig, check_config
+from hemnet.errors import UserError
+
+# Settings that do not change what a run computes: a resumed run may have others.
+FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb")
+_OPEN = ("model.options", "data.label_map")  # dictionaries, whose keys are the user's
+
+
+def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> TrainConfig:
+    """A checked configuration: the defaults, changed by a file, changed by `--section.field`."""
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(TrainConfig)
+    arguments = list(_checked_flags(flags))
+    if path is not None:
+        _check_file(Path(path))
+        arguments = ["--config", str(path), *arguments]
+    try:
+        parsed = parser.parse_args(arguments)
+    except Exception as error:  # jsonargparse raises many kinds
+        raise UserError(_explain(str(error))) from None
+    # `instantiate` is the newer name.
+    make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    found = make(parsed)
+    config = TrainConfig(**{f.name: getattr(found, f.name) for f in fields(TrainConfig)})
+    check_config(config)
+    return config
+
+
+def dump_config(config: TrainConfig) -> str:
+    """The complete configuration as YAML."""
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """`key: value → value` for every setting that differs and matters."""
+    old, new = (dict(_flat(_plain(asdict(config)))) for config in (one, other))
+    return [
+        f"{key}: {old.get(key)} → {new.get(key)}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key) and key not in FREE
+    ]
+
+
+def help_text() -> str:
+    """All settings with their meaning and default, for `--help`."""
+    lines = ["settings, in the configuration file or as flags (--optim.rate 0.01):"]
+    for section in fields(TrainConfig):
+        kind = get_type_hints(TrainConfig)[section.name]
+        default = kind()
+        lines += ["", f"{section.name}: {kind.__doc__.splitlines()[0]}"]
+        for name, meaning in _meanings(kind):
+            value = _plain(getattr(default, name))
+            shown = yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+            lines.append(f"  --{section.name}.{name:<17} {meaning} ({shown})")
+    return "\n".join(lines)
+
+
+def _meanings(kind: type) -> list[tuple[str, str]]:
+    return re.findall(r"^    (\w+): (.+)$", kind.__doc__ or "", re.MULTILINE)
+
+
+def known_keys() -> list[str]:
+    """Every setting by its dotted name."""
+    return [
+        f"{section}.{field.name}"
+        for section, kind in get_type_hints(TrainConfig).items()
+        for field in fields(kind)
+    ]
+
+
+def _check_file(path: Path) -> None:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path} is not a configuration: expected sections such as model: and data:"
+        )
+    for key, value in content.items():
+        sections = get_type_hints(TrainConfig)
+        if key not in sections:
+            raise UserError(f"{path}: {_unknown(str(key), list(sections))}")
+        if not isinstance(value, dict):
+            raise UserError(f"{path}: {key} is {value!r}, expected settings below it")
+        for name in value:
+            _check_key(f"{key}.{name}", f"{path}: ")
+
+
+def _checked_flags(flags: Sequence[str]) -> Iterator[str]:
+    expects_value = False
+    for flag in flags:
+        if flag.startswith("--"):
+            _check_key(flag[2:].split("=", 1)[0], "--")
+            expects_value = "=" not in flag
+        elif expects_value:
+            expects_value = False
+        else:
+            raise UserError(
+                f"{flag!r} belongs to no flag: settings are given as --section.name value"
+            )
+        yield flag
+
+
+def _check_key(key: str, where: str) -> None:
+    if key in known_keys() or any(key.startswith(f"{name}.") for name in _OPEN):
+        return
+    raise UserError(f"{where}{_unknown(key, known_keys())}")
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    last = {name.rpartition(".")[2]: name for name in known}
+    close = difflib.get_close_matches(key, known, n=1) or [
+        last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1)
+    ]
+    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    return f"{key}: there is no such setting; {hint}"
+
+
+def _explain(message: str) -> str:
+    """jsonargparse's report of a wrong value in one line."""
+    key = re.search(r'key "([\w.]+)"', message)
+    value = re.search(r"(?:Got value|Given value): (.*)", message)
+    if key is None or key[1] not in known_keys():
+        return message.replace("\n", " ")
+    section, _, name = key[1].partition(".")
+    kind = get_type_hints(TrainConfig)[section]
+    expected = kind.__annotations__[name]
+    given = f" is {value[1]}" if value else ""
+    meaning = dict(_meanings(kind)).get(name, "")
+    return f"{key[1]}{given}: expected {expected} ({meaning})"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, which YAML has."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    assert not is_dataclass(value)
+    return value

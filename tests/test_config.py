@@ -1,0 +1,172 @@
+"""Configurations: files, flags, and what is said about mistakes."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hemnet import cli
+from hemnet.config import TrainConfig, check_config
+from hemnet.errors import UserError
+from hemnet.settings import differences, dump_config, help_text, known_keys, read_config
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+PAPER = {
+    "voc_resnet101": ("voc", 0.5, "resnet101s", 8),
+    "pascal_context_resnet101": ("pascal_context", 0.5, "resnet101s", 8),
+    "coco_stuff_resnet101": ("coco_stuff", 0.6, "resnet101s", 8),
+    "voc_resnet50_ablation": ("voc", 0.5, "resnet50s", 16),
+}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_file_is_complete_and_explained(path: Path) -> None:
+    config = read_config(path)
+    content = yaml.safe_load(path.read_text())
+    keys = [f"{section}.{name}" for section, values in content.items() for name in values]
+    assert keys == known_keys()
+    assert path.read_text().startswith("# ")
+    assert config.model.options["iterations"] == 3
+
+
+def test_all_runs_are_there() -> None:
+    names = {path.stem for path in CONFIGS}
+    assert names >= PAPER.keys() | {f"{name}_emanet" for name in PAPER}
+    assert names >= {"coco_pretrain", "voc_trainaug", "voc_trainval", "folder", "scenes"}
+    assert names >= {"camvid_resnet50", "camvid_efficientnet_lite0"}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_recipe(name: str) -> None:
+    config = read_config(CONFIGS[0].with_name(f"{name}.yaml"))
+    data, step_size, backbone, stride = PAPER[name]
+    assert (config.data.name, config.model.backbone) == (data, backbone)
+    assert (config.model.output_stride, config.model.channels) == (stride, 512)
+    assert config.model.options["step_size"] == step_size
+    assert config.model.options["preset"] == "paper"
+    optim = config.optim
+    assert (optim.name, optim.steps, optim.batch_size) == ("sgd", 30_000, 16)
+    assert (optim.rate, optim.power, optim.momentum) == (9e-3, 0.9, 0.9)
+    assert (optim.weight_decay, optim.bias_rate) == (1e-4, 2.0)
+    assert (config.data.crop, config.data.scale) == ((513, 513), (0.5, 2.0))
+    twin = read_config(CONFIGS[0].with_name(f"{name}_emanet.yaml"))
+    assert all(line.startswith("model.") for line in differences(config, twin))
+
+
+def test_the_stages_of_the_voc_test_protocol_follow_each_other() -> None:
+    stages = [
+        read_config(CONFIGS[0].with_name(f"{name}.yaml"))
+        for name in ("coco_pretrain", "voc_trainaug", "voc_trainval")
+    ]
+    assert [stage.model.start for stage in stages] == [
+        None,
+        "runs/coco_pretrain",
+        "runs/voc_trainaug",
+    ]
+    assert stages[2].data.val_split is None
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("optim: {rate: 1e-2, steps: 7}\nmodel: {options: {bases: 8}}\n")
+    flags = ["--optim.steps", "9", "--model.options.step_size", "0.6", "--data.crop=[65, 97]"]
+    config = read_config(file, flags)
+    assert (config.optim.rate, config.optim.steps) == (0.01, 9)
+    assert config.model.options == {"bases": 8, "step_size": 0.6}
+    assert config.data.crop == (65, 97)
+
+
+def test_what_is_dumped_reads_back(tmp_path: Path) -> None:
+    config = read_config(None, ["--data.label_map", "{0: 1, 7: 255}", "--optim.rate", "1e-5"])
+    (tmp_path / "a.yaml").write_text(dump_config(config))
+    assert read_config(tmp_path / "a.yaml") == config
+    assert differences(config, config) == []
+
+
+def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> None:
+    one = TrainConfig()
+    other = read_config(None, ["--optim.rate", "0.5", "--data.workers", "7"])
+    assert differences(one, other) == ["optim.rate: 0.009 → 0.5"]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--data.nme", "voc"], "did you mean data.name?"),
+        (["--rate", "1"], "did you mean optim.rate?"),
+        (["--optim.rate", "fast"], "optim.rate is fast: expected float"),
+        (["--data.crop", "5"], "data.crop is 5: expected tuple[int, int]"),
+        (["--optim.name", "adam"], "sgd or adamw"),
+        (["--optim.rate", "-1"], "expected a number above 0"),
+        (["--optim.rate", ".nan"], "expected a number above 0"),
+        (["--optim.steps", "0"], "at least 1"),
+        (["--data.flip", "2"], "0 to 1"),
+        (["--optim.accumulate", "3"], "equal passes"),
+        (["--optim.warmup", "50", "--optim.steps", "50"], "expected fewer"),
+        (["--run.precision", "fp16", "--run.device", "cpu"], "needs a GPU"),
+        (["--run.device", "tpu"], "expected auto, cpu, cuda or mps"),
+        (["--loss.ohem", "1.5"], "share of the pixels"),
+        (["--loss.class_weights", "[1, -1]"], "expected numbers from 0"),
+        (["--data.scale", "[2, 1]"], "smallest and a largest"),
+        (["stray"], "belongs to no flag"),
+    ],
+)
+def test_mistakes_in_flags(flags: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_config(None, flags)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("optm: {rate: 1}", "did you mean optim?"),
+        ("optim: {rat: 1}", "did you mean optim.rate?"),
+        ("optim: 3", "expected settings below it"),
+        ("- 1", "is not a configuration"),
+        ("a: [", "cannot be read as YAML"),
+        ("optim: {steps: many}", "optim.steps is many: expected int"),
+    ],
+)
+def test_mistakes_in_files(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_config(tmp_path / "a.yaml")
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UserError, match="no configuration file nowhere"):
+        read_config("nowhere.yaml")
+
+
+def test_defaults_are_valid_and_all_settings_are_in_the_help() -> None:
+    check_config(TrainConfig())
+    text = help_text()
+    assert all(f"--{key} " in text for key in known_keys())
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--out", "x"], "--config"),
+        (["--out", "x", "--resume"], "holds no run to resume"),
+        (["--config", "gone.yaml", "--out", "x"], "no configuration file"),
+        (["--config", str(CONFIGS[0]), "--out", "x", "--data.rot", "y"], "data.root"),
+        (["--config", str(CONFIGS[0]), "--out", "x", "--allow-changes"], "--resume"),
+    ],
+)
+def test_the_command_line_exits_with_2(
+    args: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", *args])
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
