@@ -31,7 +31,7 @@ def load_model(source: str | Path) -> Segmenter:
     if (path / RUN_CONFIG).is_file():
         raise UserError(
             f"the run {source} has saved no model yet: it does so at its first validation. "
-            f"Continue it with `hemnet train --config {path / RUN_CONFIG} --out {source} --resume`."
+            f"Continue it with `hemnet train --resume --out {source}`."
         )
     raise UserError(
         f"{source} is neither a run folder (with {RUN_MODEL}/{CONFIG}) nor a saved model "

@@ -23,7 +23,7 @@ class Series:
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """About `wanted` round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover the range."""
+    """About `wanted` round numbers that cover the range: 1, 2, 2.5 or 5 · 10ⁿ apart."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"ticks need finite numbers, not {low} to {high}")
     if high <= low:
