@@ -38,6 +38,7 @@ bench: $(READY) ## speed and memory, as ratios of variants interleaved in one ru
 	$(BIN)/python benchmarks/attention.py --json benchmarks/results/attention.json
 	$(BIN)/python benchmarks/models.py --json benchmarks/results/models.json
 	$(BIN)/python benchmarks/data.py --json benchmarks/results/data.json
+	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
 
 clean: ## remove the environment and caches
 	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"

@@ -140,7 +140,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def run_with_kills(folder: Path, kills: int, seed: int, *flags: str) -> dict[str, int]:
-    """Compare a run killed at least `kills` times with one left alone; counts how attempts ended."""
+    """Kill at least `kills` times and compare with a run left alone; how attempts ended."""
     config = tiny_config(*flags)
     start = time.monotonic()
     train(config, folder / "alone", quiet=True)
@@ -165,7 +165,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ends = run_with_kills(Path(folder), args.kills, args.seed, *flags)
     print(json.dumps(ends, indent=1))
-    print(f"{ends[AT_RANDOM] + ends[IN_WRITE]} kills: weights, bases, optimizer and metrics are bit-identical")
+    kills = ends[AT_RANDOM] + ends[IN_WRITE]
+    print(f"{kills} kills: weights, bases, optimizer and metrics are bit-identical")
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ from hemnet.engine.optim import make_optimizer, set_rate
 from hemnet.errors import UserError
 
 
-def made(
-    bases: int = 8, name: str = "adamw"
-) -> tuple[hemnet.Segmenter, torch.optim.Optimizer]:
+def made(bases: int = 8, name: str = "adamw") -> tuple[hemnet.Segmenter, torch.optim.Optimizer]:
     model = hemnet.create_model("hemnet", 3, "test_resnet", 16, 16, bases=bases)
     model.train().to(memory_format=torch.channels_last)
     return model, make_optimizer(model, OptimConfig(name=name))
@@ -151,7 +149,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_checkpoint(path, model, optimizer, Progress(step=1))
     other, other_optimizer = made(bases=4)
-    with pytest.raises(UserError, match="does not fit this model: .*8 bases"):
+    with pytest.raises(UserError, match=r"does not fit this model: .*8 bases"):
         load_checkpoint(path, other, other_optimizer)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UserError, match=r"a\.safetensors cannot be read"):

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from test_cli import run
 
 from hemnet.commands.demo import demo_config
 from hemnet.config import check_config
+from test_cli import run
 
 
 def test_a_demo_of_three_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,9 @@ def test_python_snippets_run_from_top_to_bottom(name: str) -> None:
     exec(compile(code, name, "exec"), {})
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md"]
+)
 def test_links_to_files_exist(name: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text()):
         if not target.startswith("http"):

@@ -226,8 +226,9 @@ def test_table_json_and_pictures(
 
 
 def test_a_run_folder_knows_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("evaluate", str(run_folder(tmp_path)), "--workers", "0") == 0
+    assert run("evaluate", str(run_folder(tmp_path)), "--workers", "0", "--report") == 0
     assert "3 images of scenes val" in capsys.readouterr().out
+    assert (tmp_path / "run/report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -281,8 +282,13 @@ def test_what_model_means(tmp_path: Path) -> None:
             load_model(tmp_path / name)
 
 
+def test_report_of_what_is_no_run(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("evaluate", str(saved), *SCENES, "--report") == 2
+    assert "--report is for run folders" in capsys.readouterr().err
+
+
 def test_damaged_configuration_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_folder(tmp_path)
     (folder / "config.yaml").write_text("data: [")
     assert run("evaluate", str(folder)) == 2
-    assert "cannot be read as YAML" in capsys.readouterr().err
+    assert "config.yaml" in capsys.readouterr().err

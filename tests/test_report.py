@@ -72,7 +72,9 @@ def make_run(folder: Path, name: str = "hemnet", *, metrics: bool = True) -> Pat
             )
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / "metrics.jsonl").write_text(text + '{"kind": "tr')  # a line being written
-        (folder / "config.yaml").write_text("model:\n  name: <hemnet> & co\n")
+        (folder / "config.yaml").write_text(
+            "# <hemnet> & co\ndata: {name: scenes, size: 48, val_length: 8}\n"
+        )
         (folder / "environment.json").write_text('{"torch": "2.9"}')
     return folder
 
@@ -89,7 +91,7 @@ def read(path: Path) -> tuple[str, Strict]:
 
 def test_everything_is_in_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    text, page = read(write_report(run, SCENES))
+    text, page = read(write_report(run))  # opens the data set of the configuration
     for part in ("Learning curve", "IoU of each class", "Predictions", "What the attention does",
                  "Likelihood bound", "Health of the bases", "Next steps"):  # fmt: skip
         assert part in text
@@ -122,6 +124,11 @@ def test_other_models(tmp_path: Path, name: str, unit: bool) -> None:
     assert ("Health of the bases" in text) == unit
     assert ("--iterations" in text) == unit
     assert "Likelihood bound" not in text  # EMANet's unit length breaks it
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        write_report(make_run(tmp_path, metrics=False))
 
 
 def test_damaged_metrics(tmp_path: Path) -> None:

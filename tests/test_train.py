@@ -53,7 +53,9 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert read_config(tmp_path / "config.yaml") == config
     assert json.loads((tmp_path / "environment.json").read_text())["torch"] == torch.__version__
     lines = read_metrics(tmp_path / "metrics.jsonl")
-    steps = {kind: [m["step"] for m in lines if m["kind"] == kind] for kind in ("train", "validation")}
+    steps = {
+        kind: [m["step"] for m in lines if m["kind"] == kind] for kind in ("train", "validation")
+    }
     assert steps == {"train": [3, 6, 8], "validation": [4, 8]}
     assert lines[0].keys() == {
         *("kind", "step", "loss", "rate", "images_per_second", "data_wait", "health")
@@ -188,8 +190,14 @@ def test_the_command_can_be_interrupted_and_resumed(tmp_path: Path) -> None:
     assert done >= 6
     with pytest.raises(SystemExit) as exit_info:
         cli.main(
-            ["train", "--resume", "--out", str(tmp_path / "run"), "--optim.steps", str(done + 1)]
-            + ["--allow-changes"]
+            [
+                "train",
+                "--resume",
+                "--allow-changes",
+                "--out",
+                str(tmp_path / "run"),
+                f"--optim.steps={done + 1}",
+            ]
         )
     assert exit_info.value.code == 0
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -223,7 +231,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(UserError, match="the disk is full. The checkpoint of step 3 .* is intact"):
+    with pytest.raises(UserError, match=r"the disk is full. The checkpoint of step 3 .* is intact"):
         train(tiny_config(), out, quiet=True)
     monkeypatch.setattr(os, "fsync", real)
     train(tiny_config(), out, resume=True, quiet=True)
@@ -292,8 +300,9 @@ def test_mistakes_before_the_first_step(
 
 def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
-        logged: list[tuple[int, dict[str, float]]] = []
-        options: dict[str, object] = {}
+        def __init__(self) -> None:
+            self.logged: list[tuple[int, dict[str, float]]] = []
+            self.options: dict[str, object] = {}
 
         def init(self, **options: object) -> "Fake":
             self.options.update(options)

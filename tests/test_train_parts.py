@@ -69,9 +69,7 @@ def test_loss_is_torchs_mean_over_known_pixels(weights: list[float] | None) -> N
     loss = SegmentationLoss(LossConfig(class_weights=weights), 5)
     given = None if weights is None else torch.tensor(weights)
     expected = F.cross_entropy(logits, masks, given, ignore_index=VOID)
-    torch.testing.assert_close(
-        loss(logits, masks) / loss.total(masks), expected, check_dtype=False
-    )
+    torch.testing.assert_close(loss(logits, masks) / loss.total(masks), expected, check_dtype=False)
 
 
 @pytest.mark.parametrize("config", [LossConfig(), LossConfig(ohem=0.3)])
@@ -129,7 +127,7 @@ def test_frozen_stages_stay_and_the_rest_trains() -> None:
     model(torch.randn(2, 3, 64, 64)).square().mean().backward()
     optimizer.step()
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
-    assert not any(".bn1." in k and "layer" not in k or "layer1" in k for k in changed)
+    assert not any((".bn1." in k and "layer" not in k) or "layer1" in k for k in changed)
     assert "backbone.network.layer2.0.conv1.weight" in changed
     with pytest.raises(UserError, match="has 5 stages"):
         freeze_stages(model, 9)

@@ -212,5 +212,6 @@ def _loader(
 
 def _start_worker(number: int) -> None:
     torch.set_num_threads(1)  # workers share the cores with each other and the network
-    # Ctrl-C reaches every process of a terminal; what it means is the main process's to say.
+    # Terminals and job schedulers tell every process to stop; it is for the main one to do so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

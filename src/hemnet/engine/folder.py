@@ -22,8 +22,8 @@ def last_checkpoint(out: Path) -> Path:
     return out / "checkpoints" / LAST
 
 
-def prepare_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bool) -> None:
-    """Make the folder of a new run, or check that its run is the one to resume."""
+def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bool) -> None:
+    """Refuse to overwrite a run, or to resume another one than the configuration's."""
     last = last_checkpoint(out)
     if last.exists() and not resume:
         step = read_progress(last).step
@@ -39,6 +39,9 @@ def prepare_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: 
                 "Resume without these changes (--resume alone takes the run's own configuration), "
                 "or allow them with --allow-changes"
             )
+
+
+def write_config(config: TrainConfig, out: Path) -> None:
     write_atomically(out / CONFIG, dump_config(config).encode())
 
 

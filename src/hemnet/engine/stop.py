@@ -17,7 +17,7 @@ class Stopped(BaseException):
 class StopSignals:
     """Inside `with`, `requested` is the signal that asked to stop, or None.
 
-    A second signal acts as it would without us.
+    A second Ctrl-C interrupts at once. A second SIGTERM does not: launchers send several.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,9 @@ class StopSignals:
             self._raise = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested == number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.requested = signal.Signals(number)
-        self.__exit__()
         if self._raise:
             self._raise = False
             raise Stopped

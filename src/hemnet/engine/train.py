@@ -27,7 +27,7 @@ from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
 from hemnet.engine.evaluate import evaluate
-from hemnet.engine.folder import clear_errors, prepare_folder
+from hemnet.engine.folder import check_folder, clear_errors, write_config
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
@@ -67,7 +67,7 @@ def train(
     out = Path(out)
     with StopSignals() as signals, computing(config.run) as accelerator, clear_errors(out):
         if accelerator.is_main_process:
-            prepare_folder(config, out, resume, allow_changes)
+            check_folder(config, out, resume, allow_changes)
         run = Run(config, out, accelerator, signals, quiet=quiet)
         try:
             return run.go()
@@ -90,7 +90,7 @@ class Run:
         self.config, self.out, self.signals = config, out, signals
         self.accelerator, self.device = accelerator, accelerator.device
         self.main, self.world = accelerator.is_main_process, accelerator.num_processes
-        self.share = build.share_of_batch(config, self.world)
+        build.share_of_batch(config, self.world)  # refused early if there is none
 
         self.dataset, self.val = build.open_datasets(config.data)
         self.model = build.build_model(config, self.dataset.info)
@@ -99,8 +99,13 @@ class Run:
         last = config.run.channels_last
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.model.to(self.device).to(memory_format=self.layout)
-        if self.world > 1 and self.device.type == "cuda":  # there is no SyncBatchNorm on CPUs
+        if self.world > 1 and self.device.type == "cuda":
             build.synchronise_norms(self.model)
+        elif self.world > 1 and not config.model.freeze_norm:
+            log.warning(
+                "batch norms see the images of one process only, since torch cannot synchronise "
+                "them on a CPU: model.freeze_norm avoids the difference"
+            )
         self.optimizer = make_optimizer(self.model, config.optim)
 
         self.keeper = Keeper(out, validates=self.val is not None)
@@ -213,14 +218,15 @@ class Run:
         self.loss_sum.zero_()
         progress.loss_steps = 0
         rate = rate_at(progress.step - 1, self.config.optim)
-        values: dict[str, Any] = {"loss": mean, "rate": rate, **self.meter.read()}
+        speed = self.meter.read()
+        values: dict[str, Any] = {"loss": mean, "rate": rate, **speed}
         # Due since the last line of the log, which may be written at other steps.
         if progress.step % run.health_every < run.log_every:
             health = self._health()
             values |= {"health": health} if health else {}
         if self.log is not None:
             self.log.write("train", progress.step, **values)
-        self.display.line(progress.step, mean, rate, self.meter.read())
+        self.display.line(progress.step, mean, rate, speed)
         self.meter.reset()
 
     def _health(self) -> dict[str, float]:
@@ -292,6 +298,8 @@ class Run:
 
     def _restore(self) -> Progress:
         """The state of the last checkpoint, or of a run that begins."""
+        if self.main:
+            write_config(self.config, self.out)
         progress = self.keeper.load(self.model, self.optimizer)
         if progress is None:
             if self.main:

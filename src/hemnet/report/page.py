@@ -17,7 +17,7 @@ from torchvision import tv_tensors
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.transforms import evaluation_transform
 from hemnet.engine.evaluate import evaluate, normalisation
-from hemnet.engine.load import load_model, run_settings
+from hemnet.engine.load import load_model, run_dataset
 from hemnet.engine.metrics import Evaluation, ImageScore
 from hemnet.engine.pictures import Example, examples
 from hemnet.errors import UserError
@@ -35,7 +35,6 @@ class Run:
     folder: Path
     model: Segmenter
     dataset: SegmentationDataset
-    settings: dict[str, Any]  # the run's config.yaml
     environment: dict[str, Any]
     training: list[dict[str, Any]]  # lines of metrics.jsonl, by kind
     validation: list[dict[str, Any]]
@@ -48,18 +47,21 @@ class Run:
 
 def write_report(
     run: str | Path,
-    dataset: SegmentationDataset,
+    dataset: SegmentationDataset | None = None,
     evaluation: Evaluation | None = None,
     *,
     device: torch.device | str = "cpu",
 ) -> Path:
     """Write `report.html` into a run folder and return its path.
 
-    `dataset` is what the run was validated on. `evaluation` is of the run's model on all of it;
-    without one the run's own validation gives the figures and only a few images are looked at.
+    `dataset` is what the run was validated on (None: opened as the run did), `evaluation` of the
+    run's model on all of it. Without one the run's own validation gives the figures, and only a
+    few images are looked at.
     """
     from hemnet.report.sections import SECTIONS
 
+    if dataset is None:
+        dataset = run_dataset(run)
     gathered = gather(Path(run), dataset, evaluation, torch.device(device))
     body = "\n".join(section(gathered) for section in SECTIONS)
     path = gathered.folder / REPORT
@@ -90,7 +92,6 @@ def gather(
         folder=folder,
         model=model,
         dataset=dataset,
-        settings=run_settings(folder),
         environment=_read_json(folder / "environment.json"),
         training=[line for line in lines if line["kind"] == "train"],
         validation=validation,

@@ -1,0 +1,71 @@
+"""Two real processes train like one, through the launcher that a user would take."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hemnet.engine.checkpoint import read_checkpoint
+from hemnet.engine.runlog import read_metrics
+from hemnet.engine.train import train
+from hemnet.errors import UserError
+from hemnet.settings import dump_config
+from kills import tiny_config
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and torchrun on Windows")
+
+# Batch norm and dropout aside, whatever is computed is a sum over the images of both processes.
+FLAGS = ["--model.freeze_norm", "true", "--model.options.dropout", "0"]
+FLAGS += ["--optim.accumulate", "1", "--optim.steps", "6"]
+
+
+def torchrun(folder: Path, *flags: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    (folder / "c.yaml").write_text(dump_config(tiny_config(*FLAGS, *flags)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={processes}", "-m", "hemnet", "train", "--resume"]
+    return subprocess.run(
+        [*command, "--config", str(folder / "c.yaml"), "--out", str(folder / "two")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    one = train(tiny_config(*FLAGS), tmp_path / "one", quiet=True)
+    done = torchrun(tmp_path)
+    assert done.returncode == 0, done.stderr
+    name = "checkpoints/last.safetensors"
+    alone, _ = read_checkpoint(tmp_path / "one" / name)
+    joined, progress = read_checkpoint(tmp_path / "two" / name)
+    assert (progress.processes, progress.step) == (2, one.step)
+    start = read_checkpoint_of_start(tmp_path)
+    for key, value in alone.items():
+        torch.testing.assert_close(joined[key], value, rtol=2e-4, atol=2e-6, msg=key)
+    # The comparison means something only if training changed much more than rounding does.
+    for key in ("model.head.mix.0.weight", "model.head.attention.bases.value"):
+        assert (alone[key] - start[key]).abs().max() > 100 * (alone[key] - joined[key]).abs().max()
+    metrics = [read_metrics(tmp_path / run / "metrics.jsonl") for run in ("one", "two")]
+    assert [m["step"] for m in metrics[0]] == [m["step"] for m in metrics[1]]
+    for a, b in zip(*metrics, strict=True):
+        if a["kind"] == "train":
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def read_checkpoint_of_start(folder: Path) -> dict[str, torch.Tensor]:
+    config = tiny_config(*FLAGS, "--optim.steps", "1", "--optim.rate", "1e-30")
+    train(config, folder / "start", quiet=True)
+    return read_checkpoint(folder / "start" / "checkpoints/last.safetensors")[0]
+
+
+def test_a_batch_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "--optim.batch_size", "3")
+    assert done.returncode != 0
+    assert "it cannot be split into 2 processes" in done.stderr
+    with pytest.raises(UserError, match="equal passes"):
+        tiny_config("--optim.batch_size", "3", "--optim.accumulate", "2")
