@@ -88,6 +88,7 @@ def gather(
     chosen = [ranked[i] for i in spread_out(len(ranked), SHOWN)]
     found = examples(model, dataset, [image.id for image in chosen])
     watched = max(found, key=lambda example: len(example.mask.unique()))  # shows most classes
+    others = [e.image for e in found if e is not watched and e.image.shape == watched.image.shape]
     return Run(
         folder=folder,
         model=model,
@@ -99,16 +100,17 @@ def gather(
         confusion=None if evaluation is None else evaluation.confusion,
         examples=list(zip(found, chosen, strict=True)),
         watched=watched,
-        unit=trace_unit(model, _normalised(model, watched.image)),
+        unit=trace_unit(model, _normalised(model, [watched.image, *others])),
     )
 
 
-def _normalised(model: Segmenter, image: Tensor) -> Tensor:
-    """uint8 3,H,W → 1,3,H,W as the model takes it."""
+def _normalised(model: Segmenter, images: list[Tensor]) -> Tensor:
+    """Images 3,H,W uint8 of one size → B,3,H,W as the model takes them."""
     settings = normalisation(model)
     transform = evaluation_transform(settings.mean, settings.std)
-    seen, _ = transform(tv_tensors.Image(image), tv_tensors.Mask(image[0]))
-    return seen.as_subclass(Tensor)[None].to(next(model.parameters()).device)
+    batch = torch.stack(images)
+    seen, _ = transform(tv_tensors.Image(batch), tv_tensors.Mask(batch[:, 0]))
+    return seen.as_subclass(Tensor).to(next(model.parameters()).device)
 
 
 class _Part(SegmentationDataset):

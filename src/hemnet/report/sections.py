@@ -170,10 +170,15 @@ def attention(run: Run) -> str:
             whole_x=True,
         )
         note = (
-            "The lower bound of the likelihood that highway EM climbs, per position, on this "
-            "image. Each step of the bases raises it"
+            "The lower bound of the likelihood that highway EM climbs, per position, averaged over "
+            "the images above. Moving the bases always raises it"
         )
-        note += "; the dot kernel's assignments may cost a little of it." if dot else "."
+        note += (
+            "; assigning the pixels may cost a little, because the dot kernel is not quite the "
+            "mixture's own."
+            if dot
+            else ", and so does assigning the pixels."
+        )
         body += (
             f'<h3>Likelihood bound</h3><div class="charts"><div>{chart}</div>'
             f'<p class="soft">{note}</p></div>'
@@ -193,15 +198,20 @@ def health(run: Run) -> str:
         (f"{found.entropy:.2f}", f"entropy, at most {math.log(found.bases):.2f}"),
         (f"{found.in_use:.0%}", f"of {found.bases} bases in use"),
     ]
+    unit = find_unit(run.model)
+    remedy = ""
+    if isinstance(unit, HighwayEMAttention) and found.state != "healthy":
+        auto = "" if unit.principal is not None else 'variance="auto", or '
+        which = "smaller" if found.state == "collapsed" else "larger"
+        remedy = f" Train with {auto}a variance {which} than {float(unit.variance):.3g}."
     texts = {
-        "healthy": "The bases differ and share the pixels softly: the attention works, and "
-        "gradients reach every iteration.",
-        "collapsed": "All bases have become one, so every pixel is rebuilt as the same vector. "
-        'Train with variance="auto", or a smaller variance.',
-        "saturated": "Every pixel belongs to one basis alone, so the E-step passes hardly any "
-        'gradient. Train with variance="auto", or a larger variance.',
+        "healthy": "The bases differ and the pixels are shared among them: gradients reach every "
+        "iteration.",
+        "collapsed": "All bases have become one, so every pixel is rebuilt as the same vector.",
+        "saturated": "Almost every pixel belongs to one basis alone, so the E-step passes hardly "
+        "any gradient; the N-step's still reaches every iteration.",
     }
-    body = f'<p class="soft">{escape(texts[found.state])}</p>{_tiles(tiles, raw=True)}'
+    body = f'<p class="soft">{escape(texts[found.state] + remedy)}</p>{_tiles(tiles, raw=True)}'
     seen = [(line["step"], line["health"]) for line in run.training if line.get("health")]
     if len(seen) > 1:
         steps = [step for step, _ in seen]
