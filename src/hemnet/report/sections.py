@@ -27,7 +27,7 @@ def header(run: Run) -> str:
     ]
     context = [run.scores["iou"][info.classes[k]] for k in info.context_classes]
     if context and None not in context:
-        tiles.append((f"{sum(context) / len(context):.1f}%", "mIoU, context classes"))
+        tiles.append((f"{sum(context) / len(context):.1f}%", "context mIoU"))
     if run.training:
         tiles.append((f"{run.training[-1]['step']:,}", "steps"))
     count = sum(p.numel() for p in run.model.parameters())
