@@ -117,6 +117,7 @@ def test_nothing_labelled(tmp_path: Path) -> None:
 
 WORKER = """
 import sys, torch
+from pathlib import Path
 from torch import distributed
 from hemnet.data import open_dataset
 from hemnet.engine.evaluate import evaluate
@@ -124,63 +125,58 @@ from hemnet.engine.load import load_model
 from hemnet.errors import UserError
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")
-model = load_model(sys.argv[1])
-if sys.argv[4] == "ddp":
-    model = torch.nn.parallel.DistributedDataParallel(model)
-try:
-    found = evaluate(model, open_dataset("folder", sys.argv[2], "val"))
-    content = found.confusion, [image.id for image in found.images]
-    torch.save(content, f"{sys.argv[3]}/{distributed.get_rank()}.pt")
-except UserError as error:
-    print(f"rank {distributed.get_rank()}: {error}")
+place, rank = Path(sys.argv[1]), distributed.get_rank()
+model = load_model(place / "model")
+wrapped = torch.nn.parallel.DistributedDataParallel(load_model(place / "model"))
+for name, network in {"five": model, "one": wrapped, "broken": model}.items():
+    try:
+        found = evaluate(network, open_dataset("folder", place / name, "val"))
+        result = found.confusion, [image.id for image in found.images]
+    except UserError as error:
+        result = str(error)
+    torch.save(result, place / f"{name}-{rank}.pt")
 distributed.destroy_process_group()
 """
 
 
-def processes(count: int, *args: str) -> str:
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes found: shares of 3 and 2 images, of 1 and none, and a broken file."""
+    place = tmp_path_factory.mktemp("together")
+    (place / "worker.py").write_text(WORKER)
+    network = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=4)
+    network.save_pretrained(place / "model")
+    for name, count in {"five": 5, "one": 1, "broken": 4}.items():
+        tiny_data.folder(place / name, {"val": count})
+    (place / "broken/images/val/3.jpg").write_bytes(b"no image")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={count}", *args]  # fmt: skip
-    env = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+               "--nproc-per-node=2", str(place / "worker.py"), str(place)]  # fmt: skip
+    path = os.pathsep.join(p for p in sys.path if p)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return place
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Path:
-    (tmp_path / "worker.py").write_text(WORKER)
-    hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=4).save_pretrained(
-        tmp_path / "model"
-    )
-    return tmp_path
-
-
-@pytest.mark.parametrize(("images", "wrapped"), [(5, "plain"), (1, "ddp")])
-def test_two_processes_see_what_one_sees(worker: Path, images: int, wrapped: str) -> None:
-    """Uneven shares, and a rank without any image."""
-    root = tiny_data.folder(worker / "data", {"val": images})
-    processes(2, str(worker / "worker.py"), str(worker / "model"), str(root), str(worker), wrapped)
+@pytest.mark.parametrize(("name", "count"), [("five", 5), ("one", 1)])
+def test_two_processes_see_what_one_sees(together: Path, name: str, count: int) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        alone = evaluate(load_model(worker / "model"), open_dataset("folder", root, "val"))
+        data = open_dataset("folder", together / name, "val")
+        alone = evaluate(load_model(together / "model"), data)
     finally:
         torch.set_num_threads(threads)
     for rank in range(2):
-        confusion, ids = torch.load(worker / f"{rank}.pt")
+        confusion, ids = torch.load(together / f"{name}-{rank}.pt")
         assert torch.equal(confusion, alone.confusion)
-        assert ids == [image.id for image in alone.images] == [str(i) for i in range(images)]
+        assert ids == [image.id for image in alone.images] == [str(i) for i in range(count)]
 
 
-def test_a_broken_file_on_one_process_ends_both(worker: Path) -> None:
-    root = tiny_data.folder(worker / "data", {"val": 4})
-    (root / "images/val/3.jpg").write_bytes(b"no image")
-    out = processes(2, str(worker / "worker.py"), str(worker / "model"), str(root), str(worker), "")
-    assert "rank 0: process 1 could not evaluate" in out
-    assert out.count("3.jpg: cannot be read") == 2
+def test_a_broken_file_of_one_process_ends_both(together: Path) -> None:
+    messages = [torch.load(together / f"broken-{rank}.pt") for rank in range(2)]
+    assert messages[0].startswith("process 1 could not evaluate")
+    assert all("3.jpg: cannot be read" in message for message in messages)
 
 
 # The command.
