@@ -6,6 +6,7 @@ import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -198,6 +199,26 @@ def test_torchvisions_names_give_torchvisions_features(family: str, tmp_path: Pa
 def _width(module: nn.Module) -> int:
     widths = [m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
     return widths[-1] if widths else 0
+
+
+class TestImageNetWeights:
+    def test_come_from_timm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        def without_network(name: str, pretrained: bool, **options: Any) -> nn.Module:
+            asked.append((name, pretrained))
+            return original(name, **options)
+
+        original = timm.create_model
+        monkeypatch.setattr(timm, "create_model", without_network)
+        create_model("fcn", 2, "test_resnet", weights="imagenet")
+        assert set(asked) == {("test_resnet", True)}
+
+    def test_that_cannot_be_had_are_an_error(self) -> None:
+        with pytest.raises(UserError, match="cannot fetch the weights of 'test_resnet'"):
+            create_model("fcn", 2, "test_resnet", weights="imagenet")  # the tests are offline
+        with pytest.raises(UserError, match="timm has no weights for 'regnetz_005'"):
+            create_model("fcn", 2, "regnetz_005", weights="imagenet")
 
 
 class TestWeightFiles:
