@@ -37,6 +37,7 @@ format: $(READY) ## mend the style
 bench: $(READY) ## speed and memory, as ratios of variants interleaved in one run
 	$(BIN)/python benchmarks/attention.py --json benchmarks/results/attention.json
 	$(BIN)/python benchmarks/models.py --json benchmarks/results/models.json
+	$(BIN)/python benchmarks/data.py --json benchmarks/results/data.json
 
 clean: ## remove the environment and caches
 	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"

@@ -5,8 +5,9 @@
 Everything is measured on the function (`highway_em` + `r_step`, gradients to x and bases) at
 B = 2, C = 512, 65×65 positions, K = 64, float32, all cores, unless a table says otherwise.
 Memory is what tensors take above the output and the gradient of x, which nobody can avoid.
-GFLOP/s count useful multiply-adds: 2T+1 products of N·K·C forward, three times that with the
-backward pass; what is computed twice to save memory does not count.
+GFLOP/s count useful multiply-adds: 2T+1 products of N·K·C forward, two more for each of them
+backward (of which "highway" needs T+1 in all); what is computed twice to save memory does not
+count.
 """
 
 from __future__ import annotations
@@ -47,10 +48,6 @@ class Problem:
         """GFLOP of one product of N·K·C."""
         return 2 * self.x.shape[0] * self.x.shape[1] * CHANNELS * BASES / 1e9
 
-    @property
-    def unavoidable(self) -> int:
-        return 2 * self.x.numel() * self.x.element_size()
-
     def rebuilt(self, mode: str, iterations: int) -> Tensor:
         result = hemnet.highway_em(self.x, self.bases, iterations, backward=mode)
         return hemnet.r_step(result.responsibilities, result.bases)
@@ -79,12 +76,19 @@ class Problem:
 
         return work
 
-    def memory(self, work: Work) -> float:
-        """Megabytes above the output and the gradient of x."""
+    def memory(self, work: Work, backward: bool = True) -> float:
+        """Megabytes above the output and, with a backward pass, the gradient of x."""
         self.x.grad = self.bases.grad = None
-        extra = peak_memory(work) - self.unavoidable
+        size = self.x.numel() * self.x.element_size()
+        extra = peak_memory(work) - (2 * size if backward else size)
         self.x.grad = self.bases.grad = None
         return extra / 1e6
+
+
+def useful_products(mode: str, iterations: int) -> int:
+    """Products of N·K·C that a forward and backward pass cannot do without."""
+    forward = 2 * iterations + 1
+    return {"none": forward, "highway": forward + iterations + 1}.get(mode, 3 * forward)
 
 
 def square() -> Work:
@@ -113,12 +117,14 @@ def modes(rounds: int) -> dict[str, Any]:
                     "step_ms": 1e3 * times.median(step),
                     "step_ratio": times.ratio(step, "autograd step"),
                     "step_to_exact": times.ratio(step, "exact step"),
-                    "memory_mb": problem.memory(problem.step(mode, iterations)),
+                    "memory_mb": problem.memory(problem.step(mode, iterations), mode != "none"),
                     "forward_gflops": useful / times.median(forward),
                     "forward_of_matmul": useful
                     / (2 * SQUARE**3 / 1e9)
                     / times.ratio(forward, "matmul"),
-                    "step_gflops": (1 if mode == "none" else 3) * useful / times.median(step),
+                    "step_gflops": useful_products(mode, iterations)
+                    * problem.product
+                    / times.median(step),
                     "matmul_gflops": ceiling,
                 }
             )

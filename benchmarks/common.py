@@ -22,6 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 Work = Callable[[], object]
 console = Console()
+if not console.is_terminal:  # a log or a file: tables need not be squeezed into 80 columns
+    console.width = 120
 
 
 class Times:

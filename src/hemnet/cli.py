@@ -19,6 +19,7 @@ from hemnet.version import __version__
 COMMANDS = {
     "demo": "hemnet.commands.demo",
     "costs": "hemnet.commands.costs",
+    "data": "hemnet.commands.data",
 }
 
 

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from hemnet.em.checks import Steps
 from hemnet.em.steps import floor, no_autocast, scaled, wide
-from hemnet.em.tiles import EStep, solve, tiles
+from hemnet.em.tiles import EStep, column_sums, solve, tiles
 
 
 class _Kept(NamedTuple):
@@ -108,7 +108,7 @@ class Exact(_Unrolled):
                 grad_mass = -((step_means * grad).sum(-1, keepdim=True) / kept.weight(t)).mT
                 e_step, pull = EStep(mu, variance, ctx.kernel), grad_sums.mT.contiguous()
                 factors = torch.cat((grad_sums, scaled(mu, variance)), dim=1)  # B,2K,C
-                moments, totals = torch.zeros_like(mu), torch.zeros_like(mu[..., 0])
+                moments, totals = torch.zeros_like(mu), torch.zeros_like(mu[..., 0])  # Σ d x, Σ d
                 for tile in tiles(x):
                     part = wide(x[:, tile])
                     gamma = kept.responsibilities(t, tile, e_step, part)
@@ -120,7 +120,8 @@ class Exact(_Unrolled):
                         )
                     if t > 0 or needs_bases or needs_variance:
                         moments.baddbmm_(d.mT, part)
-                        totals += d.sum(dim=1)
+                        if ctx.kernel == "rbf":
+                            totals += column_sums(d)
                 to_mean = totals.unsqueeze(-1) * mu if ctx.kernel == "rbf" else 0.0
                 grad_variance -= ((moments - 0.5 * to_mean) * mu).sum() / variance**2
                 grad = kept.skip(t) * grad + (moments - to_mean) / variance

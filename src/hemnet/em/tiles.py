@@ -6,6 +6,7 @@ and for its share of the weighted sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,9 +16,9 @@ from torch import Tensor
 from hemnet.em.checks import Steps
 from hemnet.em.steps import move, offset, scaled, weighted_means, wide
 
-# Positions of a whole batch in one tile. On a CPU a tile of features (2048·512 floats) should stay
-# in the caches; a GPU wants few, large kernels instead.
-CPU_TILE = 2048
+# Positions of a whole batch in one tile, at the most. On a CPU a tile of features (3072·512 floats)
+# should stay in the caches; a GPU wants few, large kernels instead.
+CPU_TILE = 3072
 GPU_TILE = 65536
 SMALLEST = 128
 
@@ -35,7 +36,8 @@ def tiles(x: Tensor) -> Iterator[slice]:
         yield slice(None)
         return
     whole = CPU_TILE if x.device.type == "cpu" else GPU_TILE
-    size = max(SMALLEST, whole // max(1, x.shape[0]))
+    most = max(SMALLEST, whole // max(1, x.shape[0]))
+    size = math.ceil(positions / math.ceil(positions / most))  # all of about the same size
     for start in range(0, positions, size):
         yield slice(start, min(start + size, positions))
 
@@ -57,6 +59,11 @@ class EStep:
         return logits.softmax(dim=-1)
 
 
+def column_sums(gamma: Tensor) -> Tensor:
+    """Σ_n of B,n,K: B,K, as a product, which is several times faster than a strided sum."""
+    return torch.bmm(gamma.new_ones(gamma.shape[0], 1, gamma.shape[1]), gamma).squeeze(1)
+
+
 def solve(
     x: Tensor,
     bases: Tensor,
@@ -76,9 +83,9 @@ def solve(
             part = wide(x[:, tile])
             gamma = responsibilities_of(part)
             if sums is None or mass is None:
-                mass, sums = gamma.sum(dim=1), torch.bmm(gamma.mT, part)
+                mass, sums = column_sums(gamma), torch.bmm(gamma.mT, part)
             else:
-                mass += gamma.sum(dim=1)
+                mass += column_sums(gamma)
                 sums.baddbmm_(gamma.mT, part)
             if t == len(steps) - 1:
                 last.append(gamma)

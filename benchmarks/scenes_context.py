@@ -1,0 +1,190 @@
+"""Do `scenes` need global context? One small network, three ways to look further.
+
+    python benchmarks/scenes_context.py --json benchmarks/results/scenes_context.json
+
+All variants share the backbone (receptive field 23 pixels) and the classifier, and train on the
+same batches. `local` adds nothing, `pooling` a global average broadcast to every pixel,
+`attention` one self-attention layer. "State" is, among pixels of things whose colour was found,
+the share whose lit/unlit is right: 50% is guessing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import tv_tensors
+
+from hemnet.data import (
+    VOID,
+    Augmentation,
+    Scenes,
+    evaluation_batches,
+    evaluation_transform,
+    training_batches,
+)
+from hemnet.data.scenes import FIRST_THING, SCENES
+from hemnet.data.show import colour_labels
+
+CLASSES = len(SCENES.classes)
+
+
+def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class Pooling(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(channels, channels, 1)
+        self.norm = nn.BatchNorm1d(channels)  # a lamp is 1% of the pixels: make its mean visible
+        self.outer = nn.Conv2d(2 * channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.norm(F.relu(self.inner(x)).mean((2, 3)))  # B,C
+        return F.relu(self.outer(torch.cat([x, mean[:, :, None, None].expand_as(x)], 1)))
+
+
+class Attention(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(channels, 3 * channels, 1)
+        self.outer = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.inner(x).flatten(2).transpose(1, 2).chunk(3, dim=2)  # B,N,C
+        seen = F.scaled_dot_product_attention(query, key, value)
+        return F.relu(x + self.outer(seen.transpose(1, 2).reshape(x.shape)))
+
+
+VARIANTS = {"local": lambda channels: nn.Identity(), "pooling": Pooling, "attention": Attention}
+
+
+class Network(nn.Module):
+    def __init__(self, variant: str, channels: int = 48) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            convolution(3, 24, 2),
+            convolution(24, channels, 2),
+            convolution(channels, channels),
+            convolution(channels, channels),
+        )
+        self.context = VARIANTS[variant](channels)
+        self.head = nn.Sequential(
+            nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, CLASSES, 1)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = self.head(self.context(self.body(images)))
+        return F.interpolate(logits, size=images.shape[-2:], mode="bilinear")
+
+
+def train(variant: str, steps: int, size: int, seed: int, batch_size: int = 16) -> nn.Module:
+    torch.manual_seed(seed)
+    network = Network(variant)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    scenes = Scenes("train", size=size, length=steps * batch_size)
+    augmentation = Augmentation(crop=(size, size), scale=(1.0, 1.0))
+    batches = training_batches(scenes, augmentation, batch_size=batch_size, seed=seed)
+    for _, batch in zip(range(steps), batches, strict=False):
+        loss = F.cross_entropy(network(batch.images), batch.masks, ignore_index=VOID)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return network.eval()
+
+
+@torch.no_grad()
+def evaluate(network: nn.Module, size: int, length: int) -> dict[str, object]:
+    confusion = torch.zeros(CLASSES, CLASSES, dtype=torch.float64)  # true, predicted
+    scenes = Scenes("val", size=size, length=length)
+    for batch in evaluation_batches(scenes, batch_size=20):
+        known = batch.masks != VOID
+        pairs = batch.masks[known] * CLASSES + network(batch.images).argmax(1)[known]
+        confusion += torch.bincount(pairs, minlength=CLASSES**2).view(CLASSES, CLASSES)
+    right = confusion.diag()
+    iou = 100 * right / (confusion.sum(0) + confusion.sum(1) - right).clamp(min=1)
+    things = confusion[FIRST_THING:, FIRST_THING:]
+    pairs = things.view(3, 2, 3, 2)  # colour, state, predicted colour, predicted state
+    same_colour = torch.stack([pairs[c, :, c] for c in range(3)]).sum(0)  # state, predicted state
+    return {
+        "iou": dict(zip(SCENES.classes, iou.tolist(), strict=True)),
+        "local_miou": iou[:FIRST_THING].mean().item(),
+        "context_miou": iou[FIRST_THING:].mean().item(),
+        "state_accuracy": (100 * same_colour.diag().sum() / same_colour.sum().clamp(min=1)).item(),
+    }
+
+
+@torch.no_grad()
+def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) -> None:
+    """Rows: image, labels, then what each network sees in it."""
+    scenes = Scenes("val", size=size)
+    names = ["image", "labels", *networks]
+    tile, gap, margin = 2 * size, 6, 84
+    font = ImageFont.load_default(size=14)
+    sheet = Image.new(
+        "RGB", (margin + count * (tile + gap), len(names) * (tile + gap)), (255, 255, 255)
+    )
+    pen = ImageDraw.Draw(sheet)
+    for column in range(count):
+        image, mask = scenes.read(column)
+        normalised, _ = evaluation_transform()(tv_tensors.Image(image), tv_tensors.Mask(mask))
+        rows = [image.permute(1, 2, 0).numpy(), colour_labels(mask, SCENES.palette)]
+        for network in networks.values():
+            found = network(normalised[None]).argmax(1)[0]
+            rows.append(colour_labels(found, SCENES.palette))
+        for row, pixels in enumerate(rows):
+            picture = Image.fromarray(pixels).resize((tile, tile), Image.Resampling.NEAREST)
+            sheet.paste(picture, (margin + column * (tile + gap), row * (tile + gap)))
+    for row, name in enumerate(names):
+        pen.text((4, row * (tile + gap) + tile // 2 - 8), name, fill=(40, 40, 46), font=font)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.quantize(256).save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--val", type=int, default=200, help="number of validation scenes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="draw what the networks see, as a PNG")
+    args = parser.parse_args()
+    results: dict[str, dict[str, object]] = {}
+    networks: dict[str, nn.Module] = {}
+    print(f"{'variant':10} {'parameters':>10} {'local IoU':>10} {'context IoU':>12} {'state':>7}")
+    for variant in args.variants:
+        start = time.perf_counter()
+        network = train(variant, args.steps, args.size, args.seed)
+        found = evaluate(network, args.size, args.val)
+        count = sum(p.numel() for p in network.parameters())
+        found |= {"parameters": count, "seconds": time.perf_counter() - start}
+        results[variant], networks[variant] = found, network
+        print(
+            f"{variant:10} {count:10,} {found['local_miou']:9.1f}% {found['context_miou']:11.1f}% "
+            f"{found['state_accuracy']:6.1f}%   ({found['seconds']:.0f} s)",
+            flush=True,
+        )
+    if args.figure:
+        draw(networks, args.size, args.figure)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        settings = {"steps": args.steps, "size": args.size, "val": args.val, "seed": args.seed}
+        args.json.write_text(
+            json.dumps({"settings": settings, "variants": results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

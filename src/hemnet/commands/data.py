@@ -1,0 +1,233 @@
+"""Check, prepare and look at data sets.
+
+examples:
+  hemnet data check voc --root VOCdevkit                 every split that is there
+  hemnet data check folder --root mydata --json out.json
+  hemnet data prepare voc --root data --download         VOC 2012 and SBD, about 3.5 GB
+  hemnet data prepare coco_stuff --root cocostuff-10k-v1.1
+  hemnet data prepare folder --root mydata               writes classes.txt
+  hemnet data show scenes                                the built-in data set, drawn to a PNG
+  hemnet data show camvid --root CamVid --split val --out sheet.png
+
+data sets: voc, pascal_context, pascal_context_59, coco_stuff, coco, camvid, cityscapes, ade20k,
+folder (images/ and labels/), list (a file of pairs), scenes (generated, no files needed)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hemnet.errors import UserError
+
+if TYPE_CHECKING:
+    from hemnet.data.check import Report
+    from hemnet.data.dataset import SegmentationDataset
+
+HELP = "check, prepare and look at data sets"
+SHOWN = 10  # problems of a kind that are printed; --json has all
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    texts = {
+        "check": "read every pair and report what is wrong",
+        "prepare": "convert raw labels (and download where the licence allows)",
+        "show": "draw a contact sheet, before and after augmentation",
+    }
+    subs = {
+        name: actions.add_parser(name, help=text, description=text + ".")
+        for name, text in texts.items()
+    }
+    for name, sub in subs.items():
+        sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder")
+        sub.add_argument("--root", type=Path, help="its folder (for list: its file)")
+        if name != "prepare":
+            _reading_arguments(sub)
+    subs["check"].add_argument("--workers", type=int, help="threads (default: one per core)")
+    subs["check"].add_argument("--json", type=Path, metavar="FILE", help="write the report")
+    prepare = subs["prepare"]
+    prepare.add_argument(
+        "--source", type=Path, help="where the raw labels are, if not below --root"
+    )
+    prepare.add_argument("--download", action="store_true", help="fetch what is missing first")
+    show = subs["show"]
+    show.add_argument("--out", type=Path, help="PNG or JPEG file (default: NAME-SPLIT.png)")
+    show.add_argument("--count", type=int, default=8, help="how many pairs (default: 8)")
+    show.add_argument("--columns", type=int, help="pairs beside each other")
+    show.add_argument(
+        "--tile", type=int, default=200, help="longest side of a picture (default: 200)"
+    )
+    show.add_argument("--no-augmentation", action="store_true", help="only the pairs as they are")
+    show.add_argument("--crop", type=int, help="crop of the augmentation (default: 513)")
+    show.add_argument(
+        "--jitter", type=float, default=0.0, help="colour jitter, 0 to 1 (default: 0)"
+    )
+    show.add_argument("--seed", type=int, default=0, help="which pairs and which draws")
+
+
+def _reading_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--split", help="one split (default: check all, show the first)")
+    sub.add_argument(
+        "--partial", action="store_true", help="use what is there of the official list"
+    )
+    sub.add_argument(
+        "--classes", help="for folder and list: a file, names with commas, or a number"
+    )
+    sub.add_argument("--label-map", help="re-number label values, such as 0:255,1:0, or a file")
+    sub.add_argument("--size", type=int, default=128, help="side of the scenes (default: 128)")
+    sub.add_argument("--length", type=int, help="number of scenes")
+
+
+def run(args: argparse.Namespace) -> None:
+    {"check": _check, "prepare": _prepare, "show": _show}[args.action](args)
+
+
+def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDataset:
+    from hemnet.data.catalog import open_dataset
+    from hemnet.data.folders import parse_label_map
+
+    label_map = parse_label_map(args.label_map) if args.label_map else None
+    return open_dataset(
+        args.name,
+        args.root,
+        split,
+        partial=partial,
+        classes=args.classes,
+        label_map=label_map,
+        size=args.size,
+        length=args.length,
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    from hemnet.data.catalog import splits_present
+    from hemnet.data.check import check
+
+    splits = [args.split] if args.split else splits_present(args.name, args.root)
+    # Missing files are part of the report, unless a part is what the user has.
+    with _quiet():  # the report has the notes
+        datasets = [_open(args, split, True) for split in splits]
+    report = check(datasets, workers=args.workers)
+    if args.partial:
+        report.problems = [p for p in report.problems if p.kind != "missing"]
+    _print_report(report)
+    if args.json:
+        scratch = args.json.with_name(f".{args.json.name}.part")
+        scratch.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+        os.replace(scratch, args.json)
+    if report.problems:
+        counts = ", ".join(f"{len(found)} {kind}" for kind, found in report.by_kind().items())
+        hint = " If a part is all you want: --partial." if "missing" in report.by_kind() else ""
+        raise UserError(f"{args.name}: {len(report.problems)} problems ({counts}).{hint}")
+    print(f"{args.name}: nothing wrong.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("hemnet")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _print_report(report: Report) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for split, found in report.splits.items():
+        official = "" if found.official is None else f" (official: {found.official})"
+        console.print(
+            f"\n[bold]{escape(f'{report.name} {split}')}[/]: {found.images} images{official}, "
+            f"{_range(found.widths)} × {_range(found.heights)} pixels, "
+            f"{found.void_share:.1%} void"
+        )
+        table = Table("class", "share of labelled pixels", "", "images", box=None, pad_edge=False)
+        table.columns[2].justify = table.columns[3].justify = "right"
+        greatest = max(found.pixel_share.values(), default=0) or 1
+        for name, share in found.pixel_share.items():
+            bar = _bar(share / greatest, blocks="utf" in console.encoding.lower())
+            table.add_row(escape(name), bar, _percent(share), str(found.image_count[name]))
+        console.print(table)
+    for note in report.notes:
+        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    for kind, problems in report.by_kind().items():
+        console.print(f"\n[bold red]{kind}[/] ({len(problems)})")
+        for problem in problems[:SHOWN]:
+            console.print(f"  {problem.split}  {problem.message}", soft_wrap=True, markup=False)
+        if len(problems) > SHOWN:
+            console.print(f"  … and {len(problems) - SHOWN} more; --json FILE has all of them")
+
+
+def _range(pair: tuple[int, int]) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}–{pair[1]}"
+
+
+def _percent(share: float) -> str:
+    return "–" if share == 0 else "<0.01%" if share < 1e-4 else f"{share:.2%}"
+
+
+def _bar(share: float, *, blocks: bool, width: int = 30) -> str:
+    if not blocks:  # a terminal without Unicode
+        return "#" * round(share * width)
+    eighths = round(share * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from hemnet.data.catalog import dataset_info
+    from hemnet.data.prepare import preparations
+
+    dataset_info(args.name)  # an unknown name is answered with the known ones
+    known = preparations()
+    if args.name not in known:
+        print(f"{args.name}: nothing to prepare; it is read as it is distributed.")
+        return
+    if args.root is None:
+        raise UserError("say where the data is (or should be): --root DIR")
+    print(known[args.name](args.root, args.source, args.download))
+
+
+def _show(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from hemnet.data.catalog import splits_present
+    from hemnet.data.show import contact_sheet, save_sheet
+    from hemnet.data.transforms import Augmentation
+
+    if args.count < 1 or args.tile < 16:
+        raise UserError("--count must be at least 1 and --tile at least 16.")
+    split = args.split or splits_present(args.name, args.root)[0]
+    dataset = _open(args, split, args.partial)
+    picks = np.random.default_rng(args.seed).permutation(len(dataset))[: args.count]
+    augmentation = None
+    if not args.no_augmentation:
+        # Scenes keep their scale and all of their picture: a crop could cut off the lamp.
+        scale = (1.0, 1.0) if args.name == "scenes" else (0.5, 2.0)
+        side = args.crop or (args.size if args.name == "scenes" else 513)
+        try:
+            augmentation = Augmentation(crop=(side, side), scale=scale, jitter=args.jitter)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    sheet = contact_sheet(
+        dataset,
+        sorted(int(i) for i in picks),
+        augmentation=augmentation,
+        tile=args.tile,
+        columns=args.columns,
+        seed=args.seed,
+    )
+    path = args.out or Path(f"{args.name}-{split}.png")
+    save_sheet(sheet, path)
+    print(f"{len(picks)} of {len(dataset)} pairs of {args.name} {split} drawn to {path}")

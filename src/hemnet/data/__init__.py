@@ -1,0 +1,30 @@
+"""Data sets: the catalog, readers, transforms, batches, and the built-in scenes."""
+
+from hemnet.data.catalog import dataset_info, list_datasets, open_dataset
+from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
+from hemnet.data.labels import VOID, Coding, DataError
+from hemnet.data.loading import Batch, Batches, evaluation_batches, training_batches
+from hemnet.data.sampler import EndlessSampler
+from hemnet.data.scenes import Scenes
+from hemnet.data.transforms import Augmentation, evaluation_transform, training_transform
+
+__all__ = [
+    "VOID",
+    "Augmentation",
+    "Batch",
+    "Batches",
+    "Coding",
+    "DataError",
+    "EndlessSampler",
+    "FileDataset",
+    "Info",
+    "Scenes",
+    "SegmentationDataset",
+    "dataset_info",
+    "evaluation_batches",
+    "evaluation_transform",
+    "list_datasets",
+    "open_dataset",
+    "training_batches",
+    "training_transform",
+]

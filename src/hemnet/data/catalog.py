@@ -1,0 +1,243 @@
+"""The catalog: every data set by name, with its classes, colours, splits and official sizes.
+
+>>> from hemnet.data import open_dataset
+>>> dataset = open_dataset("scenes", split="val")
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hemnet.data import classes as known
+from hemnet.data import folders, layouts
+from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
+from hemnet.data.labels import Coding
+from hemnet.data.layouts import Layout, Pair
+from hemnet.data.scenes import SCENES, Scenes
+from hemnet.errors import UserError
+
+log = logging.getLogger("hemnet")
+
+
+@dataclass(frozen=True)
+class Entry:
+    info: Info
+    find: Callable[[Path, str], Layout]
+
+
+def _pascal_context(count: int) -> Info:
+    names = tuple(known.raw_classes("pascal_context").values())
+    first = 60 - count
+    return Info(
+        "pascal_context" if count == 60 else "pascal_context_59",
+        f"PASCAL Context, {count} classes",
+        names[first:],
+        known.colour_map(60)[first:],
+        {"train": 4998, "val": 5105},
+    )
+
+
+def _entries() -> dict[str, Entry]:
+    coco_sizes = {"train2017": 118287, "val2017": 5000}
+    stuff = known.raw_classes("coco_stuff")
+    palette = known.colour_map(183)
+    cityscapes_colours = tuple(colour for _, colour in known.CITYSCAPES.values())
+    voc_sizes = {"train": 1464, "trainaug": 10582, "trainval": 2913, "val": 1449}
+    infos: list[tuple[Info, Callable[[Path, str], Layout]]] = [
+        (Info("voc", "PASCAL VOC 2012", known.VOC, known.colour_map(21), voc_sizes), layouts.voc),
+        (_pascal_context(60), layouts.pascal_context),
+        (_pascal_context(59), layouts.pascal_context_59),
+        (
+            Info(
+                "coco_stuff",
+                "COCO-Stuff 10k (train, test) and 164k (train2017, val2017)",
+                tuple(stuff.values()),
+                tuple(palette[raw] for raw in stuff),
+                {"train": 9000, "test": 1000} | coco_sizes,
+            ),
+            layouts.coco_stuff,
+        ),
+        (
+            # Only images with objects of VOC's classes are rendered, so no size is official.
+            Info(
+                "coco",
+                "COCO in VOC's classes",
+                known.VOC,
+                known.colour_map(21),
+                dict.fromkeys(coco_sizes),
+            ),
+            layouts.coco,
+        ),
+        (
+            Info(
+                "camvid",
+                "CamVid",
+                known.CAMVID,
+                known.CAMVID_COLOURS,
+                {"train": 367, "val": 101, "test": 233},
+            ),
+            layouts.camvid,
+        ),
+        (
+            Info(
+                "cityscapes",
+                "Cityscapes",
+                tuple(known.CITYSCAPES),
+                cityscapes_colours,
+                {"train": 2975, "val": 500},
+            ),
+            layouts.cityscapes,
+        ),
+        (
+            Info("ade20k", "ADE20K", *known.ade20k(), {"train": 20210, "val": 2000}),
+            layouts.ade20k,
+        ),
+        (Info("folder", "images/ and labels/ of your own", (), (), {}), folders.folder),
+        (Info("list", "a file of image and label pairs", (), (), {}), folders.pair_list),
+        (SCENES, _no_files),
+    ]
+    return {info.name: Entry(info, find) for info, find in infos}
+
+
+def _no_files(root: Path, split: str) -> Layout:
+    raise AssertionError("scenes are drawn, not read")
+
+
+CATALOG = _entries()
+OWN = ("folder", "list")
+
+
+def list_datasets() -> list[str]:
+    return list(CATALOG)
+
+
+def dataset_info(name: str) -> Info:
+    if name not in CATALOG:
+        raise UserError(f"data set {name!r}: expected one of {', '.join(CATALOG)}.")
+    return CATALOG[name].info
+
+
+def splits_present(name: str, root: str | os.PathLike[str] | None) -> list[str]:
+    """The splits of a data set that the folder has files of."""
+    info = dataset_info(name)
+    if name == "scenes":
+        return list(info.splits)
+    base = _folder(name, root)
+    if name == "folder":
+        return folders.folder_splits(base)
+    if name == "list":
+        return (
+            [base.stem]
+            if base.is_file()
+            else sorted(
+                p.stem
+                for p in base.iterdir()
+                if p.suffix in (".txt", ".csv", ".tsv") and p.name != "classes.txt"
+            )
+        )
+    present, problem = [], None
+    for split in info.splits:
+        try:
+            layout = CATALOG[name].find(base, split)
+        except UserError as error:
+            problem = error
+            continue
+        if any(_complete(pair) for pair in layout.pairs):
+            present.append(split)
+        else:
+            problem = UserError(f"{base}: no complete pair of {info.title}. {layout.fix}")
+    if not present and problem is not None:
+        raise problem
+    return present
+
+
+def open_dataset(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    *,
+    partial: bool = False,
+    classes: str | list[str] | None = None,
+    label_map: Mapping[int, int] | None = None,
+    size: int | Sequence[int] = 128,
+    length: int | None = None,
+    seed: int = 0,
+) -> SegmentationDataset:
+    """Open a split of a data set by name.
+
+    partial: use the pairs that are there when listed files are missing (else an error).
+    classes, label_map: for `folder` and `list`; a label map alone also re-numbers any other.
+    size, length, seed: for the generated `scenes` only.
+    """
+    info = dataset_info(name)
+    if name == "scenes":
+        return Scenes(split, size=size, length=length, seed=seed)
+    base = _folder(name, root)
+    if name in OWN:
+        names, colours = folders.find_classes(base, classes)
+        info = replace(info, classes=names, palette=colours or known.colour_map(len(names)))
+    else:
+        colours = tuple(info.palette)
+        if split not in info.splits:
+            raise UserError(f"{name} split {split!r}: expected one of {', '.join(info.splits)}.")
+    layout = CATALOG[name].find(base, split)
+    pairs, notes = _usable(info, split, base, layout, partial)
+    coding = Coding(
+        len(info.classes), label_map if label_map is not None else layout.label_map, colours
+    )
+    for note in notes:
+        log.warning("%s", note)
+    missing = [pair for pair in layout.pairs if not _complete(pair)] if partial else []
+    return FileDataset(
+        info, split, pairs, coding, missing=missing, unpaired=layout.unpaired, notes=notes
+    )
+
+
+def _usable(
+    info: Info, split: str, base: Path, layout: Layout, partial: bool
+) -> tuple[list[Pair], list[str]]:
+    complete = [pair for pair in layout.pairs if _complete(pair)]
+    missing = len(layout.pairs) - len(complete)
+    notes = []
+    if missing:
+        lost = next(pair for pair in layout.pairs if not _complete(pair))
+        first = lost.label if lost.image.is_file() else lost.image
+        text = (
+            f"{info.name} {split}: {missing} of {len(layout.pairs)} listed pairs miss a file "
+            f"(first: {first})."
+        )
+        if not partial or not complete:
+            rest = f" Or use the {len(complete)} that are complete: --partial." if complete else ""
+            raise UserError(f"{text} {layout.fix}{rest}")
+        notes.append(f"{text} Using the {len(complete)} that are complete.")
+    elif not complete:
+        raise UserError(f"{base}: no images for the split {split!r}. {layout.fix}")
+    official = info.splits.get(split)
+    if official is not None and len(complete) != official:
+        notes.append(
+            f"{info.name} {split}: {len(complete)} images, while the official split has "
+            f"{official}. Results do not compare with published ones."
+        )
+    if layout.unpaired:
+        notes.append(
+            f"{info.name} {split}: {len(layout.unpaired)} files without a partner are left out "
+            f"(first: {layout.unpaired[0]})."
+        )
+    return complete, notes
+
+
+def _complete(pair: Pair) -> bool:
+    return pair.image.is_file() and pair.label.is_file()
+
+
+def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
+    if root is None:
+        raise UserError(f"{name} is read from a folder: give it with --root.")
+    path = Path(root).expanduser()
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder. Give the place of the data with --root.")
+    return path

@@ -1,0 +1,118 @@
+"""What every data set gives: pairs of image and mask, by number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hemnet.data.labels import UNREADABLE, VOID, Coding, Colour, DataError, read_label
+from hemnet.data.layouts import Pair
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known of a data set before a file is read. Void is 255 in all of them."""
+
+    name: str
+    title: str
+    classes: tuple[str, ...]
+    palette: tuple[Colour, ...]
+    splits: Mapping[str, int | None]  # official number of images, None where there is none
+    void: int = VOID
+    context_classes: tuple[int, ...] = field(default=())  # not decidable from near pixels
+
+
+class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
+    """`dataset[i]` is (image 3,H,W uint8, mask H,W int64 with 255 for void, id)."""
+
+    info: Info
+    split: str
+    notes: Sequence[str] = ()  # what the user should know, already logged
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.info.classes)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        """Image (3, H, W) uint8 and mask (H, W) uint8, or DataError naming the file."""
+
+    @abstractmethod
+    def id(self, index: int) -> str: ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, str]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} images")
+        index %= len(self)
+        image, mask = self.read(index)
+        return image, mask.long(), self.id(index)
+
+
+class FileDataset(SegmentationDataset):
+    """Pairs of files."""
+
+    def __init__(
+        self,
+        info: Info,
+        split: str,
+        pairs: Sequence[Pair],
+        coding: Coding,
+        *,
+        missing: Sequence[Pair] = (),
+        unpaired: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.info, self.split, self.pairs, self.coding = info, split, list(pairs), coding
+        self.missing, self.unpaired, self.notes = list(missing), list(unpaired), list(notes)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def id(self, index: int) -> str:
+        return self.pairs[index].id
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        pair = self.pairs[index]
+        image = read_image(pair.image)
+        mask = torch.from_numpy(read_label(pair.label, self.coding))
+        if image.shape[1:] != mask.shape:
+            raise DataError(size_mismatch(pair, image.shape[1:], mask.shape))
+        return image, mask
+
+
+def size_mismatch(pair: Pair, image: Sequence[int], mask: Sequence[int]) -> str:
+    turned = image[0] == mask[1] and image[1] == mask[0]
+    hint = " (turned by an EXIF tag? save it upright)" if turned else ""
+    return (
+        f"{pair.label}: {mask[1]}×{mask[0]} pixels, but its image {pair.image} has "
+        f"{image[1]}×{image[0]}{hint}. Make them the same size, or remove the pair."
+    )
+
+
+def read_image(path: Path) -> Tensor:
+    """An image file as RGB, (3, H, W) uint8. EXIF rotation is not applied: labels have none."""
+    try:
+        with Image.open(path) as image:
+            if image.mode.startswith("I"):  # 16-bit grey: keep the high byte, do not clip
+                grey = (np.asarray(image) // 257).astype(np.uint8)
+                pixels = np.repeat(grey[..., None], 3, axis=2)
+            else:
+                pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such image file.") from None
+    except UNREADABLE as error:
+        raise DataError(
+            f"{path}: cannot be read as an image ({error}). Restore the file."
+        ) from None
+    return torch.from_numpy(pixels).permute(2, 0, 1)

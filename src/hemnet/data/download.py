@@ -1,0 +1,188 @@
+"""Downloads that survive: progress, resume, checksum; a file appears only when it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hemnet.errors import UserError
+from hemnet.progress import progress_bar
+
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Archive:
+    url: str
+    md5: str | None = None  # None: not published; the checksums inside the archive are used
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+VOC = Archive(
+    "https://thor.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
+    "6cd6e144f989b92b3379bac3b3de84fd",
+)
+SBD = Archive(
+    "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/"
+    "benchmark.tgz",
+    "82b4d87ceb2ed10f6038a1cba92111cb",
+)
+COCO_STUFF_10K = Archive(
+    "http://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/cocostuff-10k-v1.1.zip"
+)
+
+
+class _BrokenError(Exception):
+    """The connection failed; what came so far is kept and the rest can be asked for."""
+
+
+def download(
+    archive: Archive, folder: Path, *, timeout: float = 30, tries: int = 5, pause: float = 2
+) -> Path:
+    """Fetch an archive into `folder`, resuming what an earlier try left. Returns its path."""
+    target = folder / archive.name
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    resumed = part.exists()
+    _fetch(archive, part, timeout, tries, pause)
+    problem = verify(part, archive)
+    if problem and resumed:  # the start may belong to another version of the file: once, anew
+        part.unlink()
+        _fetch(archive, part, timeout, tries, pause)
+        problem = verify(part, archive)
+    if problem:
+        part.unlink()
+        raise UserError(
+            f"{archive.url}: the server sent a wrong or damaged file ({problem}); it was removed. "
+            f"Try again later, or put a good copy at {target}."
+        )
+    os.replace(part, target)
+    return target
+
+
+def _fetch(archive: Archive, part: Path, timeout: float, tries: int, pause: float) -> None:
+    """Bring `part` to its full length, asking again after stalls and breaks."""
+    failures, size = 0, -1
+    while True:
+        try:
+            _transfer(archive, part, timeout)
+            return
+        except _BrokenError as error:
+            grown = part.stat().st_size if part.exists() else 0
+            failures = 1 if grown > size >= 0 else failures + 1  # progress earns new tries
+            size = grown
+            if failures >= tries:
+                raise UserError(
+                    f"{archive.url}: {error}, after {tries} tries. {grown} bytes are kept in "
+                    f"{part}; run the same command again to go on from there."
+                ) from None
+            time.sleep(pause)
+
+
+def _transfer(archive: Archive, part: Path, timeout: float) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(archive.url, headers={"User-Agent": "hemnet"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            if answer.headers.get_content_type() == "text/html":
+                raise UserError(
+                    f"{archive.url}: the server sent a web page instead of the file. Open the "
+                    f"address in a browser, and save the file as {part.with_suffix('')}."
+                )
+            if have and answer.status != 206:  # a server that cannot resume
+                have = 0
+            length = answer.headers.get("Content-Length")
+            total = have + int(length) if length else None
+            free = shutil.disk_usage(part.parent).free
+            if total and total - have > free:
+                raise UserError(f"{part.parent}: {total - have} bytes needed, {free} are free.")
+            _copy(answer, part, have, total, archive.name)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # nothing is left to send
+            return
+        if error.code < 500 and error.code not in (408, 429):
+            raise UserError(f"{archive.url}: the server answered {error.code}.") from None
+        raise _BrokenError(f"the server answered {error.code}") from None
+    except (TimeoutError, http.client.HTTPException, OSError) as error:
+        reason = "the server stalled" if "timed out" in str(error) else str(error) or repr(error)
+        raise _BrokenError(reason) from None
+
+
+def _copy(
+    answer: http.client.HTTPResponse, part: Path, have: int, total: int | None, name: str
+) -> None:
+    with progress_bar(in_bytes=True) as bar, part.open("ab" if have else "wb") as file:
+        task = bar.add_task(name, total=total, completed=have)
+        while chunk := answer.read(CHUNK):
+            file.write(chunk)
+            have += len(chunk)
+            bar.update(task, completed=have)
+    if total is not None and have < total:
+        raise _BrokenError(f"the connection broke off at {have} of {total} bytes")
+
+
+def verify(path: Path, archive: Archive) -> str | None:
+    """What is wrong with a complete download, or None."""
+    if archive.md5:
+        digest = hashlib.md5(usedforsecurity=False)
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+        if digest.hexdigest() != archive.md5:
+            return f"MD5 {digest.hexdigest()}, expected {archive.md5}"
+        return None
+    try:
+        with zipfile.ZipFile(path) as opened:
+            bad = opened.testzip()
+            return f"{bad} inside is damaged" if bad else None
+    except zipfile.BadZipFile:
+        return "not a zip file"
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack beside the target and move into place, so that a break leaves nothing half."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as scratch:
+        try:
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(archive) as opened:
+                    opened.extractall(scratch)
+            else:
+                with tarfile.open(archive) as packed:
+                    packed.extractall(scratch, filter="data")
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+            raise UserError(
+                f"{archive}: cannot be unpacked ({error}). Remove it and run the command again."
+            ) from None
+        _move_in(Path(scratch), folder)
+
+
+def _move_in(source: Path, folder: Path) -> None:
+    """Move all of `source` into `folder`: new folders in one step, the rest file by file."""
+    for entry in sorted(source.iterdir()):
+        if entry.is_dir() and (folder / entry.name).is_dir():
+            _move_in(entry, folder / entry.name)
+        else:
+            os.replace(entry, folder / entry.name)
+
+
+def obtain(archive: Archive, folder: Path, product: str) -> None:
+    """Download and unpack, unless `product`, something the archive contains, is there already."""
+    if not (folder / product).exists():
+        unpack(download(archive, folder), folder)

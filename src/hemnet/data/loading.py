@@ -1,0 +1,213 @@
+"""Batches: data set, transform and order put together for a training or evaluation loop."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torchvision import tv_tensors
+
+from hemnet.data.dataset import SegmentationDataset
+from hemnet.data.labels import DataError
+from hemnet.data.sampler import EndlessSampler, Key
+from hemnet.data.transforms import Augmentation, drawing, evaluation_transform, training_transform
+
+log = logging.getLogger("hemnet")
+
+OnError = Literal["raise", "skip"]
+Transform = Callable[[tv_tensors.Image, tv_tensors.Mask], tuple[Tensor, Tensor]]
+MAX_SKIPS = 16  # in a row: beyond this the data set is broken, not a file
+
+
+@dataclass
+class Batch:
+    """images: B,3,H,W float32, normalised; masks: B,H,W int64 with 255 for void."""
+
+    images: Tensor
+    masks: Tensor
+    ids: list[str]
+    skipped: list[str] = field(default_factory=list)  # why files were left out of this batch
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pin_memory(self) -> Batch:
+        return Batch(self.images.pin_memory(), self.masks.pin_memory(), self.ids, self.skipped)
+
+    def to(self, device: torch.device | str) -> Batch:
+        images, masks = (t.to(device, non_blocking=True) for t in (self.images, self.masks))
+        return Batch(images, masks, self.ids, self.skipped)
+
+
+@dataclass
+class _Item:
+    image: Tensor
+    mask: Tensor
+    id: str
+    skipped: list[str]
+
+
+class Transformed(Dataset[_Item]):
+    """Reads and transforms `dataset[(epoch, index)]` with the draws of that key.
+
+    A broken file travels to the main process as a message, not as an exception, because an
+    exception from a worker arrives wrapped in a traceback that hides the name of the file.
+    """
+
+    def __init__(
+        self,
+        dataset: SegmentationDataset,
+        transform: Transform,
+        *,
+        seed: int = 0,
+        substitute: bool = False,
+    ) -> None:
+        self.dataset, self.transform, self.seed = dataset, transform, seed
+        self.substitute = substitute  # read the next file instead of a broken one
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Key | int) -> _Item:
+        epoch, index = (0, key) if isinstance(key, int) else key
+        skipped: list[str] = []
+        for _ in range(MAX_SKIPS):
+            try:
+                image, mask = self.dataset.read(index)
+            except DataError as error:
+                skipped.append(str(error))
+                if not self.substitute:
+                    break
+                index = (index + 1) % len(self.dataset)  # its neighbour, so still no chance in it
+                continue
+            with drawing(self.seed, epoch, index):
+                image, mask = self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
+            # Plain tensors: tv_tensors cost time in every later operation.
+            plain_image, plain_mask = image.as_subclass(Tensor), mask.as_subclass(Tensor)
+            return _Item(plain_image, plain_mask, self.dataset.id(index), skipped)
+        return _Item(torch.empty(0), torch.empty(0), "", skipped)
+
+
+def collate(items: Sequence[_Item]) -> Batch:
+    skipped = [reason for item in items for reason in item.skipped]
+    items = [item for item in items if item.id]
+    if not items:
+        return Batch(torch.empty(0), torch.empty(0), [], skipped)
+    shapes = {tuple(item.image.shape) for item in items}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"images of different sizes in one batch: {sorted(shapes)}. Evaluate with batch size 1."
+        )
+    return Batch(  # torch's own collation stacks straight into the memory workers share
+        default_collate([item.image for item in items]),
+        default_collate([item.mask for item in items]),
+        [item.id for item in items],
+        skipped,
+    )
+
+
+class Batches:
+    """Iterates over batches; raises or counts what could not be read.
+
+    `skipped` counts, by message, the files left out so far (`on_error="skip"`). Training takes the
+    next image instead, so batches stay full; evaluation leaves the image out.
+    """
+
+    def __init__(self, loader: DataLoader[Any], on_error: OnError, *, endless: bool) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error {on_error!r}: expected 'raise' or 'skip'")
+        self.loader, self.on_error, self.endless = loader, on_error, endless
+        self.skipped: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        if self.endless:
+            raise TypeError("training batches have no end; count steps instead")
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            if batch.skipped and self.on_error == "raise":
+                raise DataError(batch.skipped[0])
+            for reason in batch.skipped:
+                if reason not in self.skipped:
+                    log.warning("left out: %s", reason)
+                self.skipped[reason] += 1
+            if self.endless and len(batch) != self.loader.batch_size:
+                raise DataError(f"{MAX_SKIPS} files in a row are broken: {batch.skipped[-1]}")
+            if len(batch):
+                yield batch
+
+
+def training_batches(
+    dataset: SegmentationDataset,
+    augmentation: Augmentation | None = None,
+    *,
+    batch_size: int = 16,
+    workers: int = 0,
+    seed: int = 0,
+    step: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    on_error: OnError = "raise",
+    transform: Transform | None = None,
+    pin_memory: bool = False,
+) -> Batches:
+    """Endless batches of `batch_size` images for this rank, beginning at step `step`.
+
+    The same arguments give the same batches whatever `workers` is, and the batches from step s on
+    are those an uninterrupted run would have had. `transform` replaces the augmentation's own.
+    """
+    chosen = transform or training_transform(augmentation or Augmentation())
+    data = Transformed(dataset, chosen, seed=seed, substitute=on_error == "skip")
+    sampler = EndlessSampler(
+        len(dataset),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        start=step * batch_size * world_size,
+    )
+    loader = _loader(data, sampler, batch_size, workers, pin_memory)
+    return Batches(loader, on_error, endless=True)
+
+
+def evaluation_batches(
+    dataset: SegmentationDataset,
+    augmentation: Augmentation | None = None,
+    *,
+    workers: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    on_error: OnError = "raise",
+    batch_size: int = 1,
+    pin_memory: bool = False,
+) -> Batches:
+    """Every image of this rank's share once, in order, at its own size."""
+    config = augmentation or Augmentation()
+    data = Transformed(dataset, evaluation_transform(config.mean, config.std))
+    order = range(rank, len(dataset), world_size)
+    loader = _loader(data, order, batch_size, workers, pin_memory)
+    return Batches(loader, on_error, endless=False)
+
+
+def _loader(
+    data: Transformed, order: Any, batch_size: int, workers: int, pin_memory: bool
+) -> DataLoader[Any]:
+    return DataLoader(
+        data,
+        batch_size,
+        sampler=order,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=pin_memory,
+        worker_init_fn=_start_worker,
+    )
+
+
+def _start_worker(number: int) -> None:
+    torch.set_num_threads(1)  # workers share the cores with each other and the network

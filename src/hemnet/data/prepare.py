@@ -1,0 +1,232 @@
+"""Raw labels into PNG files that the readers take: SBD, PASCAL Context, COCO-Stuff, COCO.
+
+Every file is written whole or not at all, so a conversion that broke off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hemnet.data import download as archives
+from hemnet.data.classes import colour_map, official_ids, raw_classes
+from hemnet.data.folders import find_classes, folder_splits
+from hemnet.data.labels import VOID, DataError, raw_values
+from hemnet.data.layouts import LABEL_EXTENSIONS, enter, files_under
+from hemnet.errors import UserError
+from hemnet.progress import track
+
+
+def need(module: str) -> Any:
+    """Import a package of the `data` extra, or say how to get it."""
+    try:
+        return __import__(module, fromlist=["_"])
+    except ImportError:
+        raise UserError(
+            f"this needs {module.split('.')[0]}: pip install 'hemnet-torch[data]'"
+        ) from None
+
+
+def write_png(path: Path, values: NDArray[np.uint8], palette: bool = True) -> None:
+    """Write a label map, whole or not at all."""
+    image = Image.fromarray(values)
+    if palette:
+        image.putpalette([channel for colour in colour_map(256) for channel in colour])
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        image.save(scratch, format="PNG", optimize=False)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_mat(path: Path, key: str) -> Any:
+    try:
+        return need("scipy.io").loadmat(str(path))[key]
+    except UserError:
+        raise
+    except KeyError:
+        raise DataError(f"{path}: no field {key!r}. Is this the right folder?") from None
+    except Exception as error:  # scipy raises many kinds for damaged files
+        raise DataError(f"{path}: cannot be read as a .mat file ({error}).") from None
+
+
+def convert(
+    task: Callable[[tuple[Path, Path]], None],
+    jobs: Sequence[tuple[Path, Path]],
+    text: str,
+    workers: int | None = None,
+) -> int:
+    """Run `task` on the (source, target) pairs whose target is not there yet; how many ran."""
+    todo = [(source, target) for source, target in jobs if not target.exists()]
+    for folder in {target.parent for _, target in todo}:
+        folder.mkdir(parents=True, exist_ok=True)
+    count = workers if workers is not None else min(8, os.cpu_count() or 1)
+    if count <= 1 or len(todo) < 32:
+        for job in track(todo, text, len(todo)):
+            task(job)
+        return len(todo)
+    with ProcessPoolExecutor(count) as pool:
+        try:
+            for _ in track(pool.map(task, todo, chunksize=8), text, len(todo)):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return len(todo)
+
+
+def _sbd_label(job: tuple[Path, Path]) -> None:
+    source, target = job
+    if source.suffix == ".mat":
+        values = np.asarray(read_mat(source, "GTcls")["Segmentation"][0, 0], np.uint8)
+    else:
+        values = raw_values(source).astype(np.uint8)
+    write_png(target, values)
+
+
+def prepare_voc(root: Path, source: Path | None = None, fetch: bool = False) -> str:
+    """SegmentationClassAug from the devkit's labels and, for the rest of trainaug, SBD's."""
+    if fetch:
+        archives.obtain(archives.VOC, root, "VOCdevkit/VOC2012/SegmentationClass")
+        archives.obtain(archives.SBD, root, "benchmark_RELEASE/dataset/cls")
+    base = enter(root, "JPEGImages", ("VOC2012", "VOCdevkit/VOC2012"))
+    above = source or root
+    places = ("cls", "dataset/cls", "benchmark_RELEASE/dataset/cls", "SBD/cls", "sbd/cls")
+    mats = next((above / p for p in places if (above / p).is_dir()), None)
+    if mats is None:
+        raise UserError(
+            f"{above}: no SBD labels (expected one of {', '.join(places)}). Unpack benchmark.tgz "
+            "here, name its folder with --source, or let --download fetch it."
+        )
+    jobs, lost = [], []
+    for name in official_ids("voc2012"):
+        devkit = base / "SegmentationClass" / f"{name}.png"
+        found = devkit if devkit.exists() else mats / f"{name}.mat"
+        target = base / "SegmentationClassAug" / f"{name}.png"
+        if not found.exists() and not target.exists():
+            lost.append(found)
+        jobs.append((found, target))
+    if lost:
+        raise UserError(
+            f"{len(lost)} of {len(jobs)} labels are neither in the devkit nor in SBD (first: "
+            f"{lost[0]}). Unpack both archives again; nothing was written."
+        )
+    done = convert(_sbd_label, jobs, "SegmentationClassAug")
+    return f"{done} labels written to {base / 'SegmentationClassAug'} ({len(jobs)} in all)"
+
+
+def _context_label(job: tuple[Path, Path]) -> None:
+    source, target = job
+    raw = np.asarray(read_mat(source, "LabelMap"))
+    table = np.zeros(65536, np.uint8)  # what is not among the 59 is background
+    for index, value in enumerate(raw_classes("pascal_context")):
+        table[value] = index
+    write_png(target, table[raw.astype(np.uint16)])
+
+
+def prepare_pascal_context(root: Path, source: Path | None = None, fetch: bool = False) -> str:
+    """SegmentationClassContext (0 background, 1 … 59) from the raw `.mat` label maps."""
+    _no_download("pascal_context", fetch)
+    base = enter(root, "JPEGImages", ("VOC2010", "VOCdevkit/VOC2010"))
+    found = _mats(source, (base / "trainval", root / "trainval"), "trainval.tar.gz")
+    target = base / "SegmentationClassContext"
+    done = convert(_context_label, [(p, target / f"{p.stem}.png") for p in found], target.name)
+    return f"{done} labels written to {target} ({len(found)} in all)"
+
+
+def _stuff_label(job: tuple[Path, Path]) -> None:
+    source, target = job
+    values = np.asarray(read_mat(source, "S"))
+    if values.min() < 0 or values.max() > 182:
+        raise DataError(f"{source}: ids up to {values.max()}; expected 0 to 182.")
+    write_png(target, values.astype(np.uint8))
+
+
+def prepare_coco_stuff(root: Path, source: Path | None = None, fetch: bool = False) -> str:
+    """labels/ID.png with the raw ids 0 … 182 from COCO-Stuff 10k's `.mat` files."""
+    if fetch:
+        archives.obtain(archives.COCO_STUFF_10K, root, "annotations")
+    base = enter(root, "images", ("cocostuff-10k-v1.1", "cocostuff10k"))
+    found = _mats(source, (base / "annotations",), archives.COCO_STUFF_10K.name)
+    target = base / "labels"
+    done = convert(_stuff_label, [(p, target / f"{p.stem}.png") for p in found], "labels")
+    return f"{done} labels written to {target} ({len(found)} in all)"
+
+
+def _mats(source: Path | None, places: Iterable[Path], archive: str) -> list[Path]:
+    folders = (source,) if source else tuple(places)
+    for folder in folders:
+        found = sorted(folder.glob("*.mat"))
+        if found:
+            return found
+    raise UserError(
+        f"{' or '.join(map(str, folders))}: no .mat files. Unpack {archive} there, or name the "
+        "folder with --source."
+    )
+
+
+def prepare_folder(root: Path, source: Path | None = None, fetch: bool = False) -> str:
+    """classes.txt from the values or colours that the labels contain."""
+    _no_download("folder", fetch)
+    target = root / "classes.txt"
+    if target.exists():
+        names, _ = find_classes(root, None)
+        return f"{target} is there already, with {len(names)} classes"
+    if not folder_splits(root):
+        raise UserError(f"{root}: no images/ folder. Expected images/ and labels/ here.")
+    found: set[int | str] = set()
+    labels = [
+        p
+        for f in sorted(root.rglob("*"))
+        if f.is_dir() and f.name in ("labels", "label", "masks", "annotations")
+        for p in files_under(f, LABEL_EXTENSIONS)
+    ]
+    if not labels:
+        raise UserError(f"{root}: no label images in labels/, masks/ or annotations/.")
+    for path in track(labels, "labels", len(labels)):
+        values = raw_values(path)
+        if values.ndim == 3 and not (values == values[..., :1]).all():
+            wide = values.astype(np.uint32)
+            codes = np.unique(wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2])
+            found |= {f"#{code:06x}" for code in codes.tolist()}
+        else:
+            found |= set(np.unique(values[..., 0] if values.ndim == 3 else values).tolist())
+    colours = sorted(v for v in found if isinstance(v, str))
+    ids = sorted(v for v in found if isinstance(v, int) and v != VOID)
+    if colours and ids:
+        raise UserError(f"{root}: some labels are coloured and some hold ids. Make them all alike.")
+    count = len(colours) or max(ids, default=-1) + 1
+    if not 1 <= count <= 255:
+        raise UserError(
+            f"{root}: labels hold values up to {max(ids, default=VOID)}. Write classes.txt, "
+            "and give a label map."
+        )
+    lines = [f"class {i} {colours[i]}" if colours else f"class {i}" for i in range(count)]
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return f"{count} classes written to {target}; give them their names there"
+
+
+def _no_download(name: str, fetch: bool) -> None:
+    if fetch:
+        raise UserError(f"{name} cannot be downloaded for you: its licence or its host forbids it.")
+
+
+def preparations() -> dict[str, Callable[[Path, Path | None, bool], str]]:
+    from hemnet.data.coco import prepare_coco
+
+    return {
+        "voc": prepare_voc,
+        "pascal_context": prepare_pascal_context,
+        "pascal_context_59": prepare_pascal_context,
+        "coco_stuff": prepare_coco_stuff,
+        "coco": prepare_coco,
+        "folder": prepare_folder,
+    }

@@ -1,0 +1,175 @@
+"""From a pair as read to what a network takes: the training and evaluation pipelines.
+
+All transforms are torchvision `transforms.v2` on tv_tensors, so anything from there, or of one's
+own, can stand among them. They draw from torch's default generator; `drawing` sets that generator
+from (seed, epoch, index), so that no draw depends on workers, ranks or what was read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from hemnet.data.labels import VOID
+
+Triple = tuple[float, float, float]
+IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
+IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What training does to an image. The defaults are the paper's.
+
+    crop: height and width of what the network sees; smaller images are padded.
+    scale: range of the random scale, drawn uniformly. (1, 1) leaves the scale alone.
+    flip: probability of a horizontal flip.
+    jitter: strength of random brightness, contrast and saturation; hue takes a quarter. 0: none.
+    mean, std: of the RGB channels in 0 … 1; padding has the mean colour and the label 255.
+    """
+
+    crop: tuple[int, int] = (513, 513)
+    scale: tuple[float, float] = (0.5, 2.0)
+    flip: float = 0.5
+    jitter: float = 0.0
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if min(self.crop) < 1:
+            raise ValueError(f"crop {self.crop}: expected height and width of at least 1")
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError(f"scale {self.scale}: expected 0 < lowest <= highest")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip {self.flip}: expected a probability")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter {self.jitter}: expected 0 (none) to 1")
+        if min(self.std) <= 0:
+            raise ValueError(f"std {self.std}: expected positive numbers")
+
+
+@contextmanager
+def drawing(seed: int, epoch: int, index: int) -> Iterator[None]:
+    """Inside, torch's random numbers are a function of (seed, epoch, index) alone."""
+    key = np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0]
+    state = torch.get_rng_state()
+    try:
+        # Not torch.manual_seed: that would also seed every accelerator.
+        torch.default_generator.manual_seed(int(key) & (2**63 - 1))
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+class RandomScaleCrop(v2.Transform):
+    """Scale by a random factor and crop a random window: in one step.
+
+    Only the window that the crop will show is scaled, which gives the same picture (the window is
+    rounded to whole source pixels) for a fraction of the work when images grow. What is smaller
+    than the crop comes out smaller, for `RandomPad`.
+    """
+
+    def __init__(self, crop: tuple[int, int], scale: tuple[float, float]) -> None:
+        super().__init__()
+        self.crop, self.scale = crop, scale
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = flat_inputs[0].shape[-2:]
+        low, high = self.scale
+        factor = low + (high - low) * torch.rand(()).item()
+        rows = self._axis(height, self.crop[0], factor)
+        columns = self._axis(width, self.crop[1], factor)
+        return {"rows": rows, "columns": columns}
+
+    @staticmethod
+    def _axis(length: int, crop: int, factor: float) -> tuple[int, int, int]:
+        """One axis: the first source pixel, how many, and their size after scaling."""
+        window = max(1, round(crop / factor))
+        draw = torch.rand(()).item()
+        if window <= length:
+            return int(draw * (length - window + 1)), window, crop
+        return 0, length, min(crop, max(1, round(length * factor)))
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        top, height, new_height = params["rows"]
+        left, width, new_width = params["columns"]
+        out = F.crop(inpt, top, left, height, width)
+        if (height, width) == (new_height, new_width):
+            return out
+        size = [new_height, new_width]
+        if isinstance(inpt, tv_tensors.Mask):
+            return F.resize(out, size, interpolation=v2.InterpolationMode.NEAREST_EXACT)
+        # 8-bit images scale two to three times as fast when the colours of a pixel lie together.
+        pixels = out.as_subclass(Tensor).permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return tv_tensors.Image(F.resize(pixels, size, antialias=True))
+
+
+class RandomPad(v2.Transform):
+    """Pad to the crop's size, the picture at a random place: images in `fill`, masks in void."""
+
+    def __init__(self, crop: tuple[int, int], fill: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.crop, self.fill = crop, fill
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = flat_inputs[0].shape[-2:]
+        spare = self.crop[0] - height, self.crop[1] - width
+        above, before = (int(torch.rand(()).item() * (room + 1)) for room in spare)
+        return {"padding": [before, above, spare[1] - before, spare[0] - above]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        if not any(params["padding"]):
+            return inpt
+        fill: Any = VOID if isinstance(inpt, tv_tensors.Mask) else list(self.fill)
+        return F.pad(inpt, params["padding"], fill=fill)
+
+
+def training_transform(config: Augmentation) -> v2.Transform:
+    """(image, mask) as tv_tensors → the same, augmented and normalised."""
+    red, green, blue = (round(255 * value) for value in config.mean)
+    steps: list[v2.Transform] = [RandomScaleCrop(config.crop, config.scale)]
+    if config.flip:
+        steps.append(v2.RandomHorizontalFlip(config.flip))
+    if config.jitter:
+        j = config.jitter
+        steps.append(v2.ColorJitter(brightness=j, contrast=j, saturation=j, hue=min(j / 4, 0.5)))
+    # Padding after the jitter, which would change its colour.
+    steps.append(RandomPad(config.crop, (red, green, blue)))
+    return v2.Compose([*steps, _Normalise(config.mean, config.std)])
+
+
+def evaluation_transform(mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD) -> v2.Transform:
+    """Normalisation only: an image is evaluated as it is, at any size."""
+    return _Normalise(mean, std)
+
+
+class _Normalise(v2.Transform):
+    """uint8 image → float32, normalised; mask → int64."""
+
+    def __init__(self, mean: Triple, std: Triple) -> None:
+        super().__init__()
+        self.scale = torch.tensor([1 / (255 * s) for s in std]).view(3, 1, 1)
+        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(3, 1, 1)
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        if isinstance(inpt, tv_tensors.Mask):
+            return tv_tensors.Mask(inpt.as_subclass(Tensor).long())
+        pixels = inpt.as_subclass(Tensor).to(
+            torch.float32, memory_format=torch.contiguous_format, copy=True
+        )
+        return tv_tensors.Image(pixels.mul_(self.scale).add_(self.shift))
+
+
+def denormalise(image: Tensor, mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD) -> Tensor:
+    """Back to uint8, for looking at: (3, H, W)."""
+    view = (image * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)) * 255
+    return view.round().clamp(0, 255).to(torch.uint8)

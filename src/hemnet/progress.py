@@ -1,0 +1,38 @@
+"""Progress bars for everything over two seconds; silent when the output is not a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+T = TypeVar("T")
+
+
+@contextmanager
+def progress_bar(*, in_bytes: bool = False) -> Iterator[Progress]:
+    """A rich progress bar on standard error, which leaves standard output to results."""
+    counters = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), *counters, TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        yield bar
+
+
+def track(items: Iterable[T], text: str, total: int | None = None) -> Iterator[T]:
+    """Yield the items and draw how many have passed."""
+    with progress_bar() as bar:
+        yield from bar.track(items, total=total, description=text)

@@ -1,0 +1,187 @@
+"""`check` finds each kind of fault and names the file; `show` draws; the command answers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hemnet import cli
+from hemnet.data import Augmentation, Scenes, open_dataset
+from hemnet.data.check import check
+from hemnet.data.show import VOID_COLOUR, colour_labels, contact_sheet
+from tiny_data import folder, ids, image, label
+
+
+@pytest.fixture
+def root(tmp_path):
+    return folder(tmp_path / "data", {"train": 4, "val": 2})
+
+
+@pytest.fixture
+def hemnet(monkeypatch, capsys):
+    """Run the command line: exit code, standard output, standard error."""
+    monkeypatch.setattr(cli, "COMMANDS", {"data": "hemnet.commands.data"})
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(["data", *map(str, arguments)])
+        return exit_info.value.code, *capsys.readouterr()
+
+    return run
+
+
+def faults(root):
+    report = check([open_dataset("folder", root, s, partial=True) for s in ("train", "val")])
+    return {(problem.kind, problem.split): problem.message for problem in report.problems}
+
+
+def truncate(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+# What is done to the data → (kind, split, file named)
+FAULTS = {
+    "image truncated": (lambda r: truncate(r / "images/train/1.jpg"), "unreadable", "1.jpg"),
+    "label truncated": (lambda r: truncate(r / "labels/train/1.png"), "unreadable", "1.png"),
+    "no image": (lambda r: (r / "images/train/1.jpg").write_text("x"), "unreadable", "1.jpg"),
+    "image gone": (lambda r: (r / "images/train/1.jpg").unlink(), "unpaired", "1.png"),
+    "label gone": (lambda r: (r / "labels/train/1.png").unlink(), "unpaired", "1.jpg"),
+    "other size": (lambda r: label(r / "labels/train/1.png", ids(9, 9)), "size", "1.png"),
+    "other value": (lambda r: label(r / "labels/train/1.png", ids(value=9)), "values", "1.png"),
+    "all void": (lambda r: label(r / "labels/train/1.png", ids(value=255)), "void", "1.png"),
+}
+
+
+def test_a_sound_data_set_has_no_faults(root):
+    assert faults(root) == {}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found_and_named(root, fault):
+    spoil, kind, name = FAULTS[fault]
+    spoil(root)
+    found = faults(root)
+    assert list(found) == [(kind, "train")]
+    assert name in found[kind, "train"]
+
+
+def test_a_picture_in_two_splits_is_found_under_another_name(root):
+    shutil.copy(root / "images/train/2.jpg", root / "images/val/0.jpg")
+    found = faults(root)
+    assert list(found) == [("duplicate", "val")]
+    assert "0.jpg" in found["duplicate", "val"]
+    assert "2.jpg" in found["duplicate", "val"]
+
+
+def test_listed_files_that_are_gone_are_missing(tmp_path):
+    image(tmp_path / "a.jpg")
+    label(tmp_path / "a.png", ids())
+    (tmp_path / "pairs.txt").write_text("a.jpg a.png\nb.jpg b.png\n")
+    report = check([open_dataset("list", tmp_path / "pairs.txt", classes="1", partial=True)])
+    assert [p.kind for p in report.problems] == ["missing", "missing"]
+    assert ["b." in p.message for p in report.problems] == [True, True]
+
+
+def test_shares_are_of_labelled_pixels(tmp_path):
+    image(tmp_path / "images/x.jpg")
+    values = ids()
+    values[:6] = 1
+    values[6:12] = 255
+    label(tmp_path / "labels/x.png", values)
+    report = check([open_dataset("folder", tmp_path, "all", classes="a,b,c")])
+    found = report.splits["all"]
+    assert found.pixel_share == {"a": 12 / 18, "b": 6 / 18, "c": 0}
+    assert found.image_count == {"a": 1, "b": 1, "c": 0}
+    assert found.void_share == 0.25
+    assert (found.widths, found.heights) == ((32, 32), (24, 24))
+    assert any("no pixel of c" in note for note in report.notes)
+
+
+def test_check_command_says_all_is_well_or_exits_with_2(hemnet, root, tmp_path):
+    code, out, _ = hemnet("check", "folder", "--root", root)
+    assert code == 0
+    assert "nothing wrong" in out
+    assert "kind2" in out
+    truncate(root / "images/train/1.jpg")
+    code, out, err = hemnet("check", "folder", "--root", root, "--json", tmp_path / "r.json")
+    assert code == 2
+    assert "1.jpg" in out
+    assert "1 problems (1 unreadable)" in err
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["counts"] == {"unreadable": 1}
+    assert report["splits"]["train"]["images"] == 4
+
+
+def test_check_command_takes_a_part_when_asked(hemnet, tmp_path):
+    image(tmp_path / "a.jpg")
+    label(tmp_path / "a.png", ids())
+    (tmp_path / "pairs.txt").write_text("a.jpg a.png\nb.jpg b.png\n")
+    command = ("check", "list", "--root", tmp_path / "pairs.txt", "--classes", "1")
+    code, _, err = hemnet(*command)
+    assert code == 2
+    assert "2 missing" in err
+    assert "--partial" in err
+    code, out, err = hemnet(*command, "--partial")
+    assert code == 0
+    assert "1 of 2 listed pairs miss a file" in out
+    assert err == ""
+
+
+def test_mistakes_get_one_message_and_exit_code_2(hemnet, tmp_path):
+    for arguments, message in (
+        (("check", "nothing"), "expected one of voc"),
+        (("check", "voc", "--root", tmp_path), "does not hold this data set"),
+        (("check", "folder", "--root", tmp_path / "gone"), "no such"),
+        (("show", "scenes", "--size", "3"), "at least 32"),
+        (("show", "scenes", "--jitter", "7"), "jitter"),
+        (("prepare", "voc"), "--root"),
+        (("prepare", "pascal_context", "--root", tmp_path, "--download"), "cannot be downloaded"),
+    ):
+        code, _, err = hemnet(*arguments)
+        assert code == 2, arguments
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_show_command_writes_a_sheet(hemnet, root, tmp_path):
+    for name, extra in (("folder", ("--root", root)), ("scenes", ("--size", "48"))):
+        path = tmp_path / f"{name}.png"
+        code, out, _ = hemnet("show", name, *extra, "--out", path, "--count", "3", "--crop", "40")
+        assert code == 0
+        assert str(path) in out
+        with Image.open(path) as sheet:
+            assert sheet.width > 300
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_nothing_to_prepare_is_said(hemnet, tmp_path):
+    code, out, _ = hemnet("prepare", "camvid", "--root", tmp_path)
+    assert (code, "nothing to prepare" in out) == (0, True)
+
+
+def test_labels_are_drawn_in_the_palette():
+    scenes = Scenes("val", size=64)
+    _, mask = scenes.read(0)
+    drawn = colour_labels(mask, scenes.info.palette)
+    for value in np.unique(mask):
+        colour = scenes.info.palette[value] if value != 255 else VOID_COLOUR
+        assert (drawn[mask.numpy() == value] == colour).all()
+
+
+def test_sheet_holds_the_pictures_unscaled_and_their_augmented_form():
+    scenes = Scenes("val", size=64)
+    plain = np.asarray(contact_sheet(scenes, [0, 1], tile=64))
+    windows = np.lib.stride_tricks.sliding_window_view(plain, (64, 64, 3))[:, :, 0]
+    image, mask = scenes.read(1)
+    for wanted in (image.permute(1, 2, 0).numpy(), colour_labels(mask, scenes.info.palette)):
+        found = (windows[:, :, ::9, ::9] == wanted[::9, ::9]).all((2, 3, 4))
+        assert found.sum() == 1
+    flipped = Augmentation(crop=(64, 64), scale=(1.0, 1.0), flip=1.0)
+    both = np.asarray(contact_sheet(scenes, [0, 1], tile=64, augmentation=flipped))
+    assert both.shape[0] == plain.shape[0] + 64 + 6
+    windows = np.lib.stride_tricks.sliding_window_view(both, (64, 64, 3))[:, :, 0]
+    wanted = colour_labels(mask, scenes.info.palette)[:, ::-1]
+    assert (windows[:, :, ::9, ::9] == wanted[::9, ::9]).all((2, 3, 4)).sum() == 1

@@ -1,0 +1,168 @@
+"""A user's own images: folders in any nesting, lists of pairs, classes, label maps."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hemnet.data import FileDataset, open_dataset
+from hemnet.data.catalog import splits_present
+from hemnet.data.dataset import read_image
+from hemnet.data.folders import parse_label_map
+from hemnet.data.prepare import prepare_folder
+from hemnet.errors import UserError
+from tiny_data import folder, ids, image, label
+
+
+def keys(dataset):
+    assert isinstance(dataset, FileDataset)
+    return [pair.id for pair in dataset.pairs]
+
+
+def test_any_nesting_and_extension(tmp_path):
+    for name, ending in (("a/b/one", "jpeg"), ("two", "PNG"), ("c/three", "webp"), ("four", "tif")):
+        image(tmp_path / "images" / f"{name}.{ending}")
+        label(tmp_path / "masks" / f"{name}.png", ids())
+    dataset = open_dataset("folder", tmp_path, "all", classes="road,sky")
+    assert sorted(keys(dataset)) == ["a/b/one", "c/three", "four", "two"]
+    assert dataset.info.classes == ("road", "sky")
+    assert all(dataset[i][0].shape == (3, 24, 32) for i in range(4))
+
+
+def test_splits_above_or_below(tmp_path):
+    below = folder(tmp_path / "below", {"train": 2, "val": 1})
+    assert splits_present("folder", below) == ["train", "val"]
+    image(tmp_path / "above" / "train" / "images" / "x.jpg")
+    label(tmp_path / "above" / "train" / "labels" / "x.png", ids())
+    assert splits_present("folder", tmp_path / "above") == ["train"]
+    assert keys(open_dataset("folder", tmp_path / "above", "train", classes="2")) == ["x"]
+    with pytest.raises(UserError, match="no split 'test'; this folder has train, val"):
+        open_dataset("folder", below, "test")
+
+
+def test_files_without_partner_are_left_out_and_listed(tmp_path):
+    folder(tmp_path, {"train": 2})
+    image(tmp_path / "images" / "train" / "lonely.jpg")
+    label(tmp_path / "labels" / "train" / "orphan.png", ids())
+    dataset = open_dataset("folder", tmp_path)
+    assert len(dataset) == 2
+    assert ["lonely" in text or "orphan" in text for text in dataset.unpaired] == [True, True]
+
+
+def test_classes_with_colours_read_coloured_labels(tmp_path):
+    image(tmp_path / "images" / "x.jpg")
+    colours = np.zeros((24, 32, 3), np.uint8)
+    colours[:12] = (128, 64, 128)
+    colours[12:20] = (10, 20, 30)
+    label(tmp_path / "labels" / "x.png", colours)
+    (tmp_path / "classes.txt").write_text("main road #804080\nsky #0a141e\n")
+    dataset = open_dataset("folder", tmp_path, "all")
+    assert dataset.info.classes == ("main road", "sky")
+    assert dataset[0][1][:, 0].unique().tolist() == [0, 1, 255]
+
+
+def test_any_sub_folder_can_be_a_split(tmp_path):
+    folder(tmp_path, {"fold1": 2, "fold2": 1})
+    assert len(open_dataset("folder", tmp_path, "fold1")) == 2
+    assert len(open_dataset("folder", tmp_path, "all")) == 3
+
+
+def test_two_files_for_one_name_are_refused(tmp_path):
+    folder(tmp_path, {"train": 1})
+    image(tmp_path / "images" / "train" / "0.png")
+    with pytest.raises(UserError, match=r"0\.png: a second file beside 0\.jpg"):
+        open_dataset("folder", tmp_path)
+
+
+def test_labels_folder_missing_is_answered(tmp_path):
+    image(tmp_path / "a" / "images" / "x.jpg")
+    with pytest.raises(UserError, match="no labels beside the images"):
+        open_dataset("folder", tmp_path / "a", "all", classes="1")
+    image(tmp_path / "b" / "images" / "train" / "x.jpg")
+    (tmp_path / "b" / "labels").mkdir()
+    with pytest.raises(UserError, match=r"labels.train: no such folder"):
+        open_dataset("folder", tmp_path / "b", "train", classes="1")
+
+
+def test_prepare_finds_colours(tmp_path):
+    image(tmp_path / "images" / "x.jpg")
+    colours = np.zeros((24, 32, 3), np.uint8)
+    colours[:12] = (128, 64, 128)
+    label(tmp_path / "labels" / "x.png", colours)
+    prepare_folder(tmp_path)
+    assert (tmp_path / "classes.txt").read_text().splitlines() == [
+        "class 0 #000000",
+        "class 1 #804080",
+    ]
+    assert open_dataset("folder", tmp_path, "all")[0][1][:, 0].unique().tolist() == [0, 1]
+
+
+def test_prepare_finds_classes(tmp_path):
+    image(tmp_path / "images" / "x.jpg")
+    label(tmp_path / "labels" / "x.png", ids(value=4))
+    with pytest.raises(UserError, match="prepare folder"):
+        open_dataset("folder", tmp_path, "all")
+    assert "5 classes" in prepare_folder(tmp_path)
+    assert open_dataset("folder", tmp_path, "all")[0][1].unique().tolist() == [4]
+    assert "already" in prepare_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pairs.txt", "im/x.jpg la/x.png\n# a remark\n\n"),
+        ("pairs.csv", "image,label\nim/x.jpg,la/x.png\n"),
+        ("pairs.tsv", "im/x.jpg\tla/x.png\n"),
+    ],
+)
+def test_lists_of_pairs(tmp_path, name, text):
+    image(tmp_path / "im" / "x.jpg")
+    label(tmp_path / "la" / "x.png", ids(value=1))
+    (tmp_path / name).write_text(text)
+    by_file = open_dataset("list", tmp_path / name, "train", classes="2")
+    by_folder = open_dataset("list", tmp_path, "pairs", classes="2")
+    assert keys(by_file) == keys(by_folder) == ["im/x"]
+    assert by_file[0][1].unique().tolist() == [1]
+
+
+def test_a_line_that_is_no_pair_is_named(tmp_path):
+    (tmp_path / "pairs.txt").write_text("a.jpg b.png\nonlyone.jpg\n")
+    with pytest.raises(UserError, match=r"pairs\.txt, line 2"):
+        open_dataset("list", tmp_path / "pairs.txt", classes="2")
+
+
+def test_label_map_option(tmp_path):
+    assert parse_label_map("0:255,7:0, 8:void") == {0: 255, 7: 0, 8: 255}
+    (tmp_path / "map.txt").write_text("3: 1\n4: void\n")
+    assert parse_label_map(str(tmp_path / "map.txt")) == {3: 1, 4: 255}
+    for wrong in ("3", "a:1", "1:b"):
+        with pytest.raises(UserError, match="VALUE:CLASS"):
+            parse_label_map(wrong)
+    image(tmp_path / "images" / "x.jpg")
+    label(tmp_path / "labels" / "x.png", ids(value=7))
+    dataset = open_dataset("folder", tmp_path, "all", classes="2", label_map={7: 1})
+    assert dataset[0][1].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("wrong", ["road", "a,a", "a #000000,b #000000", "0", "300"])
+def test_wrong_classes_are_answered(tmp_path, wrong):
+    folder(tmp_path, {"train": 1})
+    with pytest.raises(UserError):
+        open_dataset("folder", tmp_path, classes=wrong)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "I;16", "1"])
+def test_images_of_every_mode_become_rgb(tmp_path, mode):
+    grey = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (24, 1))
+    if mode == "I;16":
+        picture = Image.fromarray(grey.astype(np.uint16) * 257)
+    elif mode == "P":
+        picture = Image.fromarray(grey)
+        picture.putpalette([level for level in range(256) for _ in range(3)])
+    else:
+        picture = Image.fromarray(np.stack([grey] * 3, 2)).convert(mode)
+    path = tmp_path / ("x.jpg" if mode == "CMYK" else "x.png")
+    picture.save(path)
+    pixels = read_image(path)
+    assert pixels.shape == (3, 24, 32)
+    if mode != "1":
+        assert np.abs(pixels[0].numpy().astype(int) - grey).max() <= 6
