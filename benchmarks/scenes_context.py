@@ -1,11 +1,12 @@
-"""Do `scenes` need global context? One small network, three ways to look further.
+"""Do `scenes` need global context? One small network, and three ways to look further.
 
     python benchmarks/scenes_context.py --json benchmarks/results/scenes_context.json
 
 All variants share the backbone (receptive field 23 pixels) and the classifier, and train on the
 same batches. `local` adds nothing, `pooling` a global average broadcast to every pixel,
-`attention` one self-attention layer. "State" is, among pixels of things whose colour was found,
-the share whose lit/unlit is right: 50% is guessing.
+`attention` one self-attention layer, `highway EM` the unit of this package with 16 bases. "State"
+is, among pixels of things whose colour was found, the share whose lit/unlit is right: 50% is
+guessing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hemnet.data import (
 )
 from hemnet.data.scenes import FIRST_THING, SCENES
 from hemnet.data.show import colour_labels
+from hemnet.nn.attention import HighwayEMAttention
 
 CLASSES = len(SCENES.classes)
 
@@ -64,7 +66,14 @@ class Attention(nn.Module):
         return F.relu(x + self.outer(seen.transpose(1, 2).reshape(x.shape)))
 
 
-VARIANTS = {"local": lambda channels: nn.Identity(), "pooling": Pooling, "attention": Attention}
+VARIANTS = {
+    "local": lambda channels: nn.Identity(),
+    "pooling": Pooling,
+    "attention": Attention,
+    "highway EM": lambda channels: HighwayEMAttention(
+        channels, bases=16, variance="auto", zero_init=False
+    ),
+}
 
 
 class Network(nn.Module):
