@@ -163,7 +163,7 @@ def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--val", type=int, default=200, help="number of validation scenes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
