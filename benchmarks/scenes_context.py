@@ -20,14 +20,13 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision import tv_tensors
 
 from hemnet.data import (
     VOID,
     Augmentation,
     Scenes,
     evaluation_batches,
-    evaluation_transform,
+    normalise,
     training_batches,
 )
 from hemnet.data.scenes import FIRST_THING, SCENES
@@ -146,10 +145,9 @@ def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) 
     pen = ImageDraw.Draw(sheet)
     for column in range(count):
         image, mask = scenes.read(column)
-        normalised, _ = evaluation_transform()(tv_tensors.Image(image), tv_tensors.Mask(mask))
         rows = [image.permute(1, 2, 0).numpy(), colour_labels(mask, SCENES.palette)]
         for network in networks.values():
-            found = network(normalised[None]).argmax(1)[0]
+            found = network(normalise(image[None])).argmax(1)[0]
             rows.append(colour_labels(found, SCENES.palette))
         for row, pixels in enumerate(rows):
             picture = Image.fromarray(pixels).resize((tile, tile), Image.Resampling.NEAREST)
