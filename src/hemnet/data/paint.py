@@ -135,8 +135,8 @@ class Canvas:
             np.clip(0.5 + share * radius - away, 0, 1)[..., None] for share in (1.0, 0.85, 0.42)
         )
         part += frame * (26 - part)
-        part += glass * (hue - part)
-        part += core * ((np.float32(250) if lit else np.float32(22)) - part)
+        part += glass * (hue * np.float32(1.08 if lit else 0.42) - part)
+        part += core * (np.float32(250 if lit else 22) - part)
         self._label(rows, columns, away - radius, label)
 
     def finish(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

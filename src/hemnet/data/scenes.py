@@ -98,6 +98,8 @@ class Scenes(SegmentationDataset):
             raise UserError(f"scenes of {height}×{width}: expected at least 32 pixels each way.")
         if length is not None and length < 1:
             raise UserError(f"{length} scenes: expected at least 1.")
+        if seed < 0:
+            raise UserError(f"seed {seed} of the scenes: expected 0 or more.")
         self.split, self.size, self.seed = split, (height, width), seed
         self.length = length or LENGTHS[split]
 
