@@ -116,7 +116,7 @@ class Scenes(SegmentationDataset):
         rng = self.generator(index)
         scene = plan(rng, *self.size)
         image, mask = paint(rng, scene, *self.size)
-        return torch.from_numpy(image).permute(2, 0, 1), torch.from_numpy(mask)
+        return torch.from_numpy(image), torch.from_numpy(mask)
 
 
 def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
@@ -174,7 +174,7 @@ def _border_spots(
 def paint(
     rng: np.random.Generator, scene: Scene, height: int, width: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Image (H, W, 3) and mask (H, W). The draws do not depend on which lamps are lit."""
+    """Image (3, H, W) and mask (H, W). The draws do not depend on which lamps are lit."""
     canvas = Canvas(rng, height, width, len(GROUNDS))
     for thing in scene.things:
         canvas.thing(
