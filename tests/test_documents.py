@@ -13,9 +13,12 @@ def snippets(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/evaluation.md"])
-def test_python_snippets_run_from_top_to_bottom(name: str) -> None:
+def test_python_snippets_run_from_top_to_bottom(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = snippets(name)
     assert code
+    monkeypatch.chdir(tmp_path)  # what a snippet saves
     exec(compile(code, name, "exec"), {})
 
 
