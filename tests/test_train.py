@@ -329,3 +329,20 @@ def test_no_validation(tmp_path: Path) -> None:
     assert result.best_miou is None
     assert hemnet.from_pretrained(tmp_path / "model").config.num_classes == 11
     assert checkpoint.read_progress(last(tmp_path)).best_step == -1
+
+
+def test_a_compiled_model_trains_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, real = [], torch.nn.Module.compile
+
+    def without_code_generation(self: torch.nn.Module) -> None:  # which needs a C++ compiler
+        compiled.append(self)
+        real(self, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", without_code_generation)
+    flags = ["--optim.steps", "1", "--model.options.dropout", "0", "--data.val_split", "null"]
+    train(tiny_config(*flags), tmp_path / "a", quiet=True)
+    train(tiny_config(*flags, "--run.compile", "true"), tmp_path / "b", quiet=True)
+    assert len(compiled) == 1
+    one, other = (read_checkpoint(last(tmp_path / name))[0] for name in "ab")
+    for key in one:
+        torch.testing.assert_close(one[key], other[key], rtol=1e-2, atol=1e-4, msg=key)

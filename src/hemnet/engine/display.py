@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 
 class Meter:
@@ -52,10 +53,11 @@ class Display:
         self.console = Console(stderr=True, highlight=False)
         self.live = self.console.is_terminal and not quiet
         self.miou: float | None = None
+        one_line = Column(no_wrap=True, overflow="ellipsis")
         self.bar = Progress(
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=12),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=one_line),
             console=self.console,
             disable=not self.live,
             transient=True,
@@ -70,10 +72,11 @@ class Display:
         left = (self.steps - step) * self.batch_size / max(speed["images_per_second"], 1e-9)
         text = (
             f"loss {loss:.4f} · rate {rate:.2g} · {speed['images_per_second']:.1f} images/s · "
-            f"{duration(left)} left · data wait {speed['data_wait']:.0%}"
+            f"{duration(left)} left"
         )
         if self.miou is not None:
             text += f" · mIoU {self.miou:.2f}"
+        text += f" · data wait {speed['data_wait']:.0%}"
         self.bar.update(self.task, description=text)
         if not self.live:
             self.say(f"step {step}/{self.steps} · {text}")
