@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
 
 from hemnet.data.dataset import SegmentationDataset
-from hemnet.data.transforms import evaluation_transform
+from hemnet.data.transforms import normalise
 from hemnet.engine.evaluate import evaluate, normalisation
 from hemnet.engine.load import load_model, run_dataset
 from hemnet.engine.metrics import Evaluation, ImageScore
@@ -106,11 +105,8 @@ def gather(
 
 def _normalised(model: Segmenter, images: list[Tensor]) -> Tensor:
     """Images 3,H,W uint8 of one size → B,3,H,W as the model takes them."""
-    settings = normalisation(model)
-    transform = evaluation_transform(settings.mean, settings.std)
-    batch = torch.stack(images)
-    seen, _ = transform(tv_tensors.Image(batch), tv_tensors.Mask(batch[:, 0]))
-    return seen.as_subclass(Tensor).to(next(model.parameters()).device)
+    settings, device = normalisation(model), next(model.parameters()).device
+    return normalise(torch.stack(images).to(device), settings.mean, settings.std)
 
 
 class _Part(SegmentationDataset):
