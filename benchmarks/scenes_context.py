@@ -1,11 +1,12 @@
-"""Do `scenes` need global context? One small network, three ways to look further.
+"""Do `scenes` need global context? One small network, and three ways to look further.
 
     python benchmarks/scenes_context.py --json benchmarks/results/scenes_context.json
 
 All variants share the backbone (receptive field 23 pixels) and the classifier, and train on the
 same batches. `local` adds nothing, `pooling` a global average broadcast to every pixel,
-`attention` one self-attention layer. "State" is, among pixels of things whose colour was found,
-the share whose lit/unlit is right: 50% is guessing.
+`attention` one self-attention layer, `highway EM` the unit of this package with 16 bases. "State"
+is, among pixels of things whose colour was found, the share whose lit/unlit is right: 50% is
+guessing.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision import tv_tensors
 
 from hemnet.data import (
     VOID,
     Augmentation,
     Scenes,
     evaluation_batches,
-    evaluation_transform,
+    normalise,
     training_batches,
 )
 from hemnet.data.scenes import FIRST_THING, SCENES
 from hemnet.data.show import colour_labels
+from hemnet.nn.attention import HighwayEMAttention
 
 CLASSES = len(SCENES.classes)
 
@@ -64,7 +65,14 @@ class Attention(nn.Module):
         return F.relu(x + self.outer(seen.transpose(1, 2).reshape(x.shape)))
 
 
-VARIANTS = {"local": lambda channels: nn.Identity(), "pooling": Pooling, "attention": Attention}
+VARIANTS = {
+    "local": lambda channels: nn.Identity(),
+    "pooling": Pooling,
+    "attention": Attention,
+    "highway EM": lambda channels: HighwayEMAttention(
+        channels, bases=16, variance="auto", zero_init=False
+    ),
+}
 
 
 class Network(nn.Module):
@@ -137,10 +145,9 @@ def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) 
     pen = ImageDraw.Draw(sheet)
     for column in range(count):
         image, mask = scenes.read(column)
-        normalised, _ = evaluation_transform()(tv_tensors.Image(image), tv_tensors.Mask(mask))
         rows = [image.permute(1, 2, 0).numpy(), colour_labels(mask, SCENES.palette)]
         for network in networks.values():
-            found = network(normalised[None]).argmax(1)[0]
+            found = network(normalise(image[None])).argmax(1)[0]
             rows.append(colour_labels(found, SCENES.palette))
         for row, pixels in enumerate(rows):
             picture = Image.fromarray(pixels).resize((tile, tile), Image.Resampling.NEAREST)
@@ -154,7 +161,7 @@ def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--val", type=int, default=200, help="number of validation scenes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)

@@ -53,7 +53,8 @@ def make(name: str, channels: int = 512) -> hemnet.Segmenter:
 def test_em_products_are_counted(name: str, size: int) -> None:
     costs = count(make(name), (size, size))
     positions = (size // 8) ** 2
-    assert costs.matmul_flops == 2 * 7 * positions * 64 * 512
+    # The masses N_k may be summed by a product with ones: 3 of 7·512 parts.
+    assert costs.matmul_flops == pytest.approx(2 * 7 * positions * 64 * 512, rel=0.001)
 
 
 def test_attention_over_all_positions_is_counted() -> None:

@@ -212,6 +212,21 @@ def test_mistakes_are_answered(arguments, message):
         open_dataset(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("camvid", {"classes": "a,b"}),
+        ("camvid", {"size": 64}),
+        ("folder", {"length": 3}),
+        ("scenes", {"label_map": {0: 1}}),
+        ("scenes", {"classes": "2"}),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(tmp_path, name, option):
+    with pytest.raises(UserError, match="is not for"):
+        open_dataset(name, tmp_path, **option)
+
+
 def test_wrong_folder_and_wrong_split_are_answered(tmp_path):
     with pytest.raises(UserError, match="does not hold this data set; expected one of"):
         open_dataset("voc", tmp_path)

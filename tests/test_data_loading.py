@@ -1,11 +1,13 @@
 """Every draw is a function of (seed, epoch, index): workers, ranks and resuming change nothing."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchvision.transforms import v2
 
 from hemnet.data import (
     Augmentation,
@@ -13,6 +15,7 @@ from hemnet.data import (
     EndlessSampler,
     Scenes,
     evaluation_batches,
+    normalise,
     open_dataset,
     training_batches,
 )
@@ -209,6 +212,24 @@ def test_images_of_different_sizes_do_not_share_a_batch(tmp_path):
     assert [tuple(b.images.shape[2:]) for b in evaluation_batches(dataset)] == [(20, 20), (30, 30)]
     with pytest.raises(ValueError, match="batch size 1"):
         list(evaluation_batches(dataset, batch_size=2))
+
+
+def test_evaluation_only_normalises(dataset):
+    batch = next(iter(evaluation_batches(dataset)))
+    image, mask, _ = dataset[0]
+    torch.testing.assert_close(batch.images[0], normalise(image))
+    assert torch.equal(batch.masks[0], mask)
+
+
+def test_a_transform_of_one_s_own_draws_from_the_same_keys(dataset):
+    transform = v2.Compose([v2.RandomCrop(16), v2.RandomVerticalFlip()])
+    make = partial(training_batches, dataset, transform=transform, batch_size=3, seed=2)
+    whole = first(make(), 4)
+    assert_same(first(make(step=2, workers=2), 2), whole[2:])
+    floats = v2.Compose([v2.RandomCrop(16), v2.ToDtype(torch.float32, scale=True)])
+    (batch,) = first(training_batches(dataset, transform=floats, batch_size=3), 1)
+    assert batch.images.min() >= 0  # what is float already is left as it is
+    assert batch.images.max() <= 1
 
 
 def test_training_batches_have_no_length(dataset):

@@ -12,14 +12,19 @@ def snippets(name: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
 
 
-@pytest.mark.parametrize("name", ["README.md"])
-def test_python_snippets_run_from_top_to_bottom(name: str) -> None:
+@pytest.mark.parametrize("name", ["README.md", "docs/evaluation.md"])
+def test_python_snippets_run_from_top_to_bottom(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = snippets(name)
     assert code
+    monkeypatch.chdir(tmp_path)  # what a snippet saves
     exec(compile(code, name, "exec"), {})
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/method.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md"]
+)
 def test_links_to_files_exist(name: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text()):
         if not target.startswith("http"):

@@ -81,7 +81,7 @@ def _reading_arguments(sub: argparse.ArgumentParser) -> None:
         "--classes", help="for folder and list: a file, names with commas, or a number"
     )
     sub.add_argument("--label-map", help="re-number label values, such as 0:255,1:0, or a file")
-    sub.add_argument("--size", type=int, default=128, help="side of the scenes (default: 128)")
+    sub.add_argument("--size", type=int, help="side of the scenes (default: 128)")
     sub.add_argument("--length", type=int, help="number of scenes")
 
 
@@ -215,7 +215,7 @@ def _show(args: argparse.Namespace) -> None:
     if not args.no_augmentation:
         # Scenes keep their scale and all of their picture: a crop could cut off the lamp.
         scale = (1.0, 1.0) if args.name == "scenes" else (0.5, 2.0)
-        side = args.crop or (args.size if args.name == "scenes" else 513)
+        side = args.crop or (args.size or 128 if args.name == "scenes" else 513)
         try:
             augmentation = Augmentation(crop=(side, side), scale=scale, jitter=args.jitter)
         except ValueError as error:

@@ -9,6 +9,7 @@ examples:
   hemnet evaluate runs/voc --scales 0.5 0.75 1 1.25 1.5 1.75 --flip --json voc.json
   hemnet evaluate user/model --data.name cityscapes --data.root data --window 768 --overlap 0.5
   hemnet evaluate runs/voc --iterations 6 --out pictures
+  hemnet evaluate runs/voc --report                            a page to look at, in runs/voc
   torchrun --nproc-per-node 4 -m hemnet evaluate runs/voc      each GPU a part of the images
 """
 
@@ -69,14 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--out", type=Path, metavar="DIR", help="write confusion.png, best.png and worst.png"
     )
+    result.add_argument(
+        "--report", action="store_true", help="write report.html into the run folder MODEL"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     options = _options(args)
     from hemnet.engine.evaluate import evaluate
-    from hemnet.engine.load import load_model
+    from hemnet.engine.load import RUN_MODEL, load_model
 
     model = load_model(args.model)
+    if args.report and not (Path(args.model) / RUN_MODEL).is_dir():
+        raise UserError(f"--report is for run folders, and {args.model} is none.")
     dataset = _dataset(args, model)
     if args.out is not None:
         try:
@@ -99,6 +105,10 @@ def run(args: argparse.Namespace) -> None:
         print(f"wrote {args.json}")
     if args.out is not None:
         _draw(model, dataset, options, result, args.out)
+    if args.report:
+        from hemnet.report import write_report
+
+        print(f"wrote {write_report(args.model, dataset, result, device=device)}")
 
 
 def _options(args: argparse.Namespace) -> EvaluationOptions:
@@ -130,32 +140,34 @@ def _options(args: argparse.Namespace) -> EvaluationOptions:
 
 def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
     """What the flags say; what they leave open, a run folder knows."""
+    from hemnet.config import DataConfig
     from hemnet.data.catalog import open_dataset
     from hemnet.data.folders import parse_label_map
-    from hemnet.engine.load import run_settings
+    from hemnet.engine.load import run_config
 
-    known: dict[str, Any] = run_settings(args.model).get("data") or {}
-    if args.name is not None and args.name != known.get("name"):
-        known = {}
-    name = args.name or known.get("name")
+    config = run_config(args.model)
+    name = args.name or (config.data.name if config is not None else None)
     if name is None:
         raise UserError(
             f"{args.model} does not say what it was trained on: give --data.name and --data.root."
         )
-    classes = args.classes or known.get("classes")
+    known = DataConfig(name)
+    if config is not None and config.data.name == name:
+        known = config.data
+    classes = args.classes or known.classes
     if name in ("folder", "list") and classes is None and model.config.classes is not None:
         classes = list(model.config.classes)
-    label_map = parse_label_map(args.label_map) if args.label_map else known.get("label_map")
+    label_map = parse_label_map(args.label_map) if args.label_map else known.label_map
     try:
         dataset = open_dataset(
             name,
-            args.root or known.get("root"),
-            args.split or known.get("val_split") or "val",
-            partial=args.partial or bool(known.get("partial")),
+            args.root or known.root,
+            args.split or known.val_split or "val",
+            partial=args.partial or known.partial,
             classes=classes,
             label_map=label_map,
-            size=args.size or known.get("size") or 128,
-            length=args.length or known.get("val_length"),
+            size=args.size or known.size,
+            length=args.length or known.val_length,
         )
     except UserError as error:  # the reader speaks of its own flags
         text = str(error).replace("--root", "--data.root").replace("--partial", "--data.partial")

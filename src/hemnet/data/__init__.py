@@ -6,7 +6,7 @@ from hemnet.data.labels import VOID, Coding, DataError
 from hemnet.data.loading import Batch, Batches, evaluation_batches, training_batches
 from hemnet.data.sampler import EndlessSampler
 from hemnet.data.scenes import Scenes
-from hemnet.data.transforms import Augmentation, evaluation_transform, training_transform
+from hemnet.data.transforms import Augmentation, normalise, training_transform
 
 __all__ = [
     "VOID",
@@ -22,8 +22,8 @@ __all__ = [
     "SegmentationDataset",
     "dataset_info",
     "evaluation_batches",
-    "evaluation_transform",
     "list_datasets",
+    "normalise",
     "open_dataset",
     "training_batches",
     "training_transform",

@@ -163,19 +163,23 @@ def open_dataset(
     partial: bool = False,
     classes: str | list[str] | None = None,
     label_map: Mapping[int, int] | None = None,
-    size: int | Sequence[int] = 128,
+    size: int | Sequence[int] | None = None,
     length: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> SegmentationDataset:
     """Open a split of a data set by name.
 
     partial: use the pairs that are there when listed files are missing (else an error).
-    classes, label_map: for `folder` and `list`; a label map alone also re-numbers any other.
-    size, length, seed: for the generated `scenes` only.
+    classes: for `folder` and `list`: names, a file of them, or their number.
+    label_map: value in the label files → class or 255, instead of the data set's own.
+    size, length, seed: for the generated `scenes` only; 128 pixels, 4000 or 400 scenes, 0.
     """
     info = dataset_info(name)
+    _refuse(name, {"classes": classes}, OWN)
+    _refuse(name, {"size": size, "length": length, "seed": seed}, ("scenes",))
+    _refuse(name, {"label map": label_map}, [other for other in CATALOG if other != "scenes"])
     if name == "scenes":
-        return Scenes(split, size=size, length=length, seed=seed)
+        return Scenes(split, size=128 if size is None else size, length=length, seed=seed or 0)
     base = _folder(name, root)
     if name in OWN:
         names, colours = folders.find_classes(base, classes)
@@ -195,6 +199,13 @@ def open_dataset(
     return FileDataset(
         info, split, pairs, coding, missing=missing, unpaired=layout.unpaired, notes=notes
     )
+
+
+def _refuse(name: str, given: Mapping[str, object], meant_for: Sequence[str]) -> None:
+    """An option that would do nothing is a mistake worth saying."""
+    for option, value in given.items():
+        if value is not None and name not in meant_for:
+            raise UserError(f"{option} is not for {name}, but for {', '.join(meant_for)}.")
 
 
 def _usable(

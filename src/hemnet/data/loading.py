@@ -17,7 +17,7 @@ from torchvision import tv_tensors
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import DataError
 from hemnet.data.sampler import EndlessSampler, Key
-from hemnet.data.transforms import Augmentation, drawing, evaluation_transform, training_transform
+from hemnet.data.transforms import Augmentation, drawing, normalise, training_transform
 
 log = logging.getLogger("hemnet")
 
@@ -41,10 +41,6 @@ class Batch:
     def pin_memory(self) -> Batch:
         return Batch(self.images.pin_memory(), self.masks.pin_memory(), self.ids, self.skipped)
 
-    def to(self, device: torch.device | str) -> Batch:
-        images, masks = (t.to(device, non_blocking=True) for t in (self.images, self.masks))
-        return Batch(images, masks, self.ids, self.skipped)
-
 
 @dataclass
 class _Item:
@@ -64,7 +60,7 @@ class Transformed(Dataset[_Item]):
     def __init__(
         self,
         dataset: SegmentationDataset,
-        transform: Transform,
+        transform: Transform | None,
         *,
         seed: int = 0,
         substitute: bool = False,
@@ -87,8 +83,9 @@ class Transformed(Dataset[_Item]):
                     break
                 index = (index + 1) % len(self.dataset)  # its neighbour, so still no chance in it
                 continue
-            with drawing(self.seed, epoch, index):
-                image, mask = self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
+            if self.transform is not None:
+                with drawing(self.seed, epoch, index):
+                    image, mask = self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
             # Plain tensors: tv_tensors cost time in every later operation.
             plain_image, plain_mask = image.as_subclass(Tensor), mask.as_subclass(Tensor)
             return _Item(plain_image, plain_mask, self.dataset.id(index), skipped)
@@ -105,7 +102,8 @@ def collate(items: Sequence[_Item]) -> Batch:
         raise ValueError(
             f"images of different sizes in one batch: {sorted(shapes)}. Evaluate with batch size 1."
         )
-    return Batch(  # torch's own collation stacks straight into the memory workers share
+    # Still 8 bits: a fifth of the bytes to hand from a worker to the main process, or to a GPU.
+    return Batch(
         default_collate([item.image for item in items]),
         default_collate([item.mask for item in items]),
         [item.id for item in items],
@@ -120,10 +118,19 @@ class Batches:
     next image instead, so batches stay full; evaluation leaves the image out.
     """
 
-    def __init__(self, loader: DataLoader[Any], on_error: OnError, *, endless: bool) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        augmentation: Augmentation,
+        on_error: OnError,
+        device: torch.device | str | None,
+        *,
+        endless: bool,
+    ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error {on_error!r}: expected 'raise' or 'skip'")
-        self.loader, self.on_error, self.endless = loader, on_error, endless
+        self.loader, self.augmentation, self.on_error = loader, augmentation, on_error
+        self.device, self.endless = device, endless
         self.skipped: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -142,7 +149,16 @@ class Batches:
             if self.endless and len(batch) != self.loader.batch_size:
                 raise DataError(f"{MAX_SKIPS} files in a row are broken: {batch.skipped[-1]}")
             if len(batch):
-                yield batch
+                yield self._finish(batch)
+
+    def _finish(self, batch: Batch) -> Batch:
+        """On its device, as the network takes it."""
+        images, masks = batch.images, batch.masks
+        if self.device is not None:
+            images, masks = (t.to(self.device, non_blocking=True) for t in (images, masks))
+        if images.dtype == torch.uint8:  # else a transform of the user's has done it
+            images = normalise(images, self.augmentation.mean, self.augmentation.std)
+        return Batch(images, masks.long(), batch.ids, batch.skipped)
 
 
 def training_batches(
@@ -157,14 +173,17 @@ def training_batches(
     world_size: int = 1,
     on_error: OnError = "raise",
     transform: Transform | None = None,
+    device: torch.device | str | None = None,
     pin_memory: bool = False,
 ) -> Batches:
     """Endless batches of `batch_size` images for this rank, beginning at step `step`.
 
     The same arguments give the same batches whatever `workers` is, and the batches from step s on
-    are those an uninterrupted run would have had. `transform` replaces the augmentation's own.
+    are those an uninterrupted run would have had. `transform` replaces the augmentation's own; it
+    takes and gives an image and a mask, and what it leaves in uint8 is normalised here.
     """
-    chosen = transform or training_transform(augmentation or Augmentation())
+    config = augmentation or Augmentation()
+    chosen = transform or training_transform(config)
     data = Transformed(dataset, chosen, seed=seed, substitute=on_error == "skip")
     sampler = EndlessSampler(
         len(dataset),
@@ -174,26 +193,26 @@ def training_batches(
         start=step * batch_size * world_size,
     )
     loader = _loader(data, sampler, batch_size, workers, pin_memory)
-    return Batches(loader, on_error, endless=True)
+    return Batches(loader, config, on_error, device, endless=True)
 
 
 def evaluation_batches(
     dataset: SegmentationDataset,
     augmentation: Augmentation | None = None,
     *,
+    batch_size: int = 1,
     workers: int = 0,
     rank: int = 0,
     world_size: int = 1,
     on_error: OnError = "raise",
-    batch_size: int = 1,
+    device: torch.device | str | None = None,
     pin_memory: bool = False,
 ) -> Batches:
-    """Every image of this rank's share once, in order, at its own size."""
-    config = augmentation or Augmentation()
-    data = Transformed(dataset, evaluation_transform(config.mean, config.std))
+    """Every image of this rank's share once, in order, at its own size, only normalised."""
+    data = Transformed(dataset, None)
     order = range(rank, len(dataset), world_size)
     loader = _loader(data, order, batch_size, workers, pin_memory)
-    return Batches(loader, on_error, endless=False)
+    return Batches(loader, augmentation or Augmentation(), on_error, device, endless=False)
 
 
 def _loader(

@@ -46,14 +46,17 @@ class Canvas:
     def __init__(self, rng: np.random.Generator, height: int, width: int, grounds: int) -> None:
         self.rng, self.height, self.width = rng, height, width
         self.unit = min(height, width) / 128
-        self.mask, self.pixels = self._ground(grounds)  # (H, W), (H, W, 3) in 0 … 255
+        self.mask, self.pixels = self._ground(grounds)  # (H, W), (3, H, W) in 0 … 255
 
     def _ground(self, grounds: int) -> tuple[NDArray[np.uint8], Array]:
         rng, height, width, unit = self.rng, self.height, self.width, self.unit
         fields = smooth_noise(rng, height, width, 4, 4, grounds)
         fields += 0.25 * smooth_noise(rng, height, width, 14, 14, grounds)
         fields += rng.normal(0, 0.5, (grounds, 1, 1)).astype(np.float32)
-        mask = fields.argmax(0).astype(np.uint8)
+        # argmax over the four fields, in pairs: several times as fast as numpy's.
+        left, right = fields[1] > fields[0], fields[3] > fields[2]
+        later = np.maximum(fields[2], fields[3]) > np.maximum(fields[0], fields[1])
+        mask = np.where(later, right + np.uint8(2), left.view(np.uint8))
         blotch, warp = smooth_noise(rng, height, width, 26, 26, 2)
         grain = rng.random((height, width), np.float32) - 0.5
         y, x = (np.arange(n, dtype=np.float32) / unit for n in (height, width))
@@ -62,11 +65,12 @@ class Canvas:
         sand = 0.05 * np.sin(0.55 * (y[:, None] + slope * x) + 1.2 * warp + phase) + 0.05 * grain
         water = 0.09 * np.sin(0.9 * y[:, None] + 1.6 * warp + phase)
         rock = 0.11 * blotch + 0.10 * grain
-        texture = np.stack((meadow, sand, water, rock)).reshape(grounds, -1)
-        texture = texture[mask.ravel(), np.arange(mask.size)].reshape(height, width)
+        texture = np.where(later, np.where(right, rock, water), np.where(left, sand, meadow))
         light = 1 + 0.05 * smooth_noise(rng, height, width, 3, 3)[0]
         colours = GROUND_COLOURS * rng.uniform(0.88, 1.12, (grounds, 3)).astype(np.float32)
-        return mask, colours[mask] * ((1 + texture) * light)[..., None]
+        pixels = np.ascontiguousarray(colours.T).take(mask, axis=1)  # planes: whole rows are fast
+        pixels *= (1 + texture) * light
+        return mask, pixels
 
     def _window(self, y: float, x: float, reach: float) -> tuple[slice, slice, Array, Array] | None:
         """The part of the canvas within `reach` of a point, and its offsets from the point."""
@@ -99,18 +103,16 @@ class Canvas:
             return
         rows, columns, dy, dx = window
         distance = _outline(shape, dy / radius, dx / radius, angle) * radius
-        part = self.pixels[rows, columns]
+        part = self.pixels[:, rows, columns]
         shift = max(1, round(2 * self.unit))  # its shadow, down and to the right
         shadow = np.clip(0.175 - distance[:-shift, :-shift] * (0.175 / self.unit), 0, 0.35)
-        part[shift:, shift:] *= (1 - shadow)[..., None]
+        part[:, shift:, shift:] *= 1 - shadow
         # Light from the upper left, faint stripes, a darker rim.
         shade = 0.98 - (0.22 / radius) * (dy + dx)
         shade += 0.05 * np.sin((9 / radius) * (dx - dy) + angle)
         shade -= 0.25 * np.clip(1 + distance / (0.22 * radius), 0, 1)
-        alpha = np.clip(0.5 - distance, 0, 1)[..., None]
-        part += alpha * (
-            THING_COLOURS[colour] * np.array(tint, np.float32) * shade[..., None] - part
-        )
+        hue = THING_COLOURS[colour] * np.array(tint, np.float32)
+        part += np.clip(0.5 - distance, 0, 1) * (hue[:, None, None] * shade - part)
         self._label(rows, columns, distance, label)
 
     def lamp(
@@ -127,16 +129,16 @@ class Canvas:
             return
         rows, columns, dy, dx = window
         away = np.hypot(dy, dx)
-        part, hue = self.pixels[rows, columns], THING_COLOURS[colour]
+        part, hue = self.pixels[:, rows, columns], THING_COLOURS[colour][:, None, None]
         if lit:
             halo = np.clip((glow - away / radius) / (glow - 1), 0, 1) ** 2
-            part += (0.75 * halo)[..., None] * (0.6 * hue + 100 - part)
+            part += 0.75 * halo * (0.6 * hue + 100 - part)
         frame, glass, core = (
-            np.clip(0.5 + share * radius - away, 0, 1)[..., None] for share in (1.0, 0.85, 0.42)
+            np.clip(0.5 + share * radius - away, 0, 1) for share in (1.0, 0.85, 0.42)
         )
         part += frame * (26 - part)
-        part += glass * (hue - part)
-        part += core * ((np.float32(250) if lit else np.float32(22)) - part)
+        part += glass * (hue * np.float32(1.08 if lit else 0.42) - part)
+        part += core * (np.float32(250 if lit else 22) - part)
         self._label(rows, columns, away - radius, label)
 
     def finish(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -145,11 +147,14 @@ class Canvas:
         sigma = self.rng.uniform(2, 7)
         # The sum of two random bytes is bell-shaped enough, and three times as fast as normals.
         pair = np.frombuffer(self.rng.bytes(2 * self.pixels.size), np.uint8)
-        noise = pair.reshape(2, *self.pixels.shape).sum(0, dtype=np.uint16).astype(np.float32)
+        pair = pair.reshape(2, self.height, self.width, 3)
+        noise = pair[0].astype(np.float32)
+        noise += pair[1]
         noise -= 255
         noise *= sigma / 104  # the standard deviation of that sum
-        noise += self.pixels * np.float32(exposure)
-        return noise.clip(0, 255, out=noise).astype(np.uint8), self.mask
+        image = self.pixels * np.float32(exposure)
+        image += noise.transpose(2, 0, 1)
+        return image.clip(0, 255, out=image).astype(np.uint8), self.mask
 
 
 def _outline(shape: int, v: Array, u: Array, angle: float) -> Array:

@@ -98,6 +98,8 @@ class Scenes(SegmentationDataset):
             raise UserError(f"scenes of {height}×{width}: expected at least 32 pixels each way.")
         if length is not None and length < 1:
             raise UserError(f"{length} scenes: expected at least 1.")
+        if seed < 0:
+            raise UserError(f"seed {seed} of the scenes: expected 0 or more.")
         self.split, self.size, self.seed = split, (height, width), seed
         self.length = length or LENGTHS[split]
 
@@ -114,7 +116,7 @@ class Scenes(SegmentationDataset):
         rng = self.generator(index)
         scene = plan(rng, *self.size)
         image, mask = paint(rng, scene, *self.size)
-        return torch.from_numpy(image).permute(2, 0, 1), torch.from_numpy(mask)
+        return torch.from_numpy(image), torch.from_numpy(mask)
 
 
 def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
@@ -172,7 +174,7 @@ def _border_spots(
 def paint(
     rng: np.random.Generator, scene: Scene, height: int, width: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Image (H, W, 3) and mask (H, W). The draws do not depend on which lamps are lit."""
+    """Image (3, H, W) and mask (H, W). The draws do not depend on which lamps are lit."""
     canvas = Canvas(rng, height, width, len(GROUNDS))
     for thing in scene.things:
         canvas.thing(

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import VOID, Colour
-from hemnet.data.transforms import Augmentation, denormalise, drawing, training_transform
+from hemnet.data.transforms import Augmentation, drawing, training_transform
 
 INK, PAPER, VOID_COLOUR = (40, 40, 46), (255, 255, 255), (236, 236, 232)
 GAP, LINE = 6, 22
@@ -49,8 +49,7 @@ def contact_sheet(
                     tv_tensors.Image(image), tv_tensors.Mask(mask)
                 )
             seen, labels = (part.as_subclass(Tensor) for part in pair)
-            back = denormalise(seen, augmentation.mean, augmentation.std)
-            rows.append((back, labels.to(torch.uint8)))
+            rows.append((seen, labels))
         present |= {int(v) for _, labels in rows for v in torch.unique(labels)}
         blocks.append((dataset.id(index), [_pair(row, dataset.info.palette, tile) for row in rows]))
 

@@ -1,4 +1,4 @@
-"""From a pair as read to what a network takes: the training and evaluation pipelines.
+"""From a pair as read to what a network takes: augmentation and normalisation.
 
 All transforms are torchvision `transforms.v2` on tv_tensors, so anything from there, or of one's
 own, can stand among them. They draw from torch's default generator; `drawing` sets that generator
@@ -134,7 +134,7 @@ class RandomPad(v2.Transform):
 
 
 def training_transform(config: Augmentation) -> v2.Transform:
-    """(image, mask) as tv_tensors → the same, augmented and normalised."""
+    """(image, mask) as uint8 tv_tensors → the same, augmented."""
     red, green, blue = (round(255 * value) for value in config.mean)
     steps: list[v2.Transform] = [RandomScaleCrop(config.crop, config.scale)]
     if config.flip:
@@ -144,32 +144,12 @@ def training_transform(config: Augmentation) -> v2.Transform:
         steps.append(v2.ColorJitter(brightness=j, contrast=j, saturation=j, hue=min(j / 4, 0.5)))
     # Padding after the jitter, which would change its colour.
     steps.append(RandomPad(config.crop, (red, green, blue)))
-    return v2.Compose([*steps, _Normalise(config.mean, config.std)])
+    return v2.Compose(steps)
 
 
-def evaluation_transform(mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD) -> v2.Transform:
-    """Normalisation only: an image is evaluated as it is, at any size."""
-    return _Normalise(mean, std)
-
-
-class _Normalise(v2.Transform):
-    """uint8 image → float32, normalised; mask → int64."""
-
-    def __init__(self, mean: Triple, std: Triple) -> None:
-        super().__init__()
-        self.scale = torch.tensor([1 / (255 * s) for s in std]).view(3, 1, 1)
-        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(3, 1, 1)
-
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        if isinstance(inpt, tv_tensors.Mask):
-            return tv_tensors.Mask(inpt.as_subclass(Tensor).long())
-        pixels = inpt.as_subclass(Tensor).to(
-            torch.float32, memory_format=torch.contiguous_format, copy=True
-        )
-        return tv_tensors.Image(pixels.mul_(self.scale).add_(self.shift))
-
-
-def denormalise(image: Tensor, mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD) -> Tensor:
-    """Back to uint8, for looking at: (3, H, W)."""
-    view = (image * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)) * 255
-    return view.round().clamp(0, 255).to(torch.uint8)
+def normalise(images: Tensor, mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD) -> Tensor:
+    """(…, 3, H, W) uint8 → float32 with the given mean and standard deviation taken out."""
+    scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(3, 1, 1)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device)
+    pixels = images.to(torch.float32, memory_format=torch.contiguous_format)
+    return pixels.mul_(scale).add_(shift.view(3, 1, 1))

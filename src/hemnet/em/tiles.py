@@ -21,6 +21,7 @@ from hemnet.em.steps import move, offset, scaled, weighted_means, wide
 CPU_TILE = 3072
 GPU_TILE = 65536
 SMALLEST = 128
+FORWARD = 4  # times that in the forward pass, which needs fewer temporaries
 
 
 class Solution(NamedTuple):
@@ -29,14 +30,17 @@ class Solution(NamedTuple):
     responsibilities: Tensor  # B,N,K: of the last E-step
 
 
-def tiles(x: Tensor) -> Iterator[slice]:
-    """Slices of the positions of x: B,N,C. One slice when compiling: the compiler tiles itself."""
+def tiles(x: Tensor, times: int = 1) -> Iterator[slice]:
+    """Slices of the positions of x: B,N,C, `times` the usual size.
+
+    One slice when compiling: the compiler tiles itself.
+    """
     positions = x.shape[1]
     if torch.compiler.is_compiling():
         yield slice(None)
         return
     whole = CPU_TILE if x.device.type == "cpu" else GPU_TILE
-    most = max(SMALLEST, whole // max(1, x.shape[0]))
+    most = max(SMALLEST, times * whole // max(1, x.shape[0]))
     size = math.ceil(positions / math.ceil(positions / most))  # all of about the same size
     for start in range(0, positions, size):
         yield slice(start, min(start + size, positions))
@@ -79,7 +83,7 @@ def solve(
     for t, step in enumerate(steps):
         sums = mass = None
         responsibilities_of = EStep(current, variance, kernel)
-        for tile in tiles(x):
+        for tile in tiles(x, FORWARD):
             part = wide(x[:, tile])
             gamma = responsibilities_of(part)
             if sums is None or mass is None:

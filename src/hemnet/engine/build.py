@@ -159,6 +159,7 @@ def build_batches(
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         on_error="skip" if data.skip_broken else "raise",
+        device=accelerator.device,
         pin_memory=accelerator.device.type == "cuda",
     )
 

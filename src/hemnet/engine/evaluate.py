@@ -54,6 +54,7 @@ def evaluate(
         workers=options.workers,
         rank=rank,
         world_size=world,
+        device=device,
         pin_memory=device.type == "cuda",
     )
     confusion = torch.zeros(dataset.num_classes, dataset.num_classes, dtype=torch.int64)
@@ -65,9 +66,9 @@ def evaluate(
             if progress is not None and rank == 0:
                 source = track(batches, progress, total=len(batches))
             for batch in _joined(source, options.batch):
-                predictions = predict_classes(model, batch.images.to(device), options).cpu()
+                predictions = predict_classes(model, batch.images, options).cpu()
                 for label, prediction, name in zip(
-                    batch.masks, predictions, batch.ids, strict=True
+                    batch.masks.cpu(), predictions, batch.ids, strict=True
                 ):
                     found = confusion_matrix(label, prediction, dataset.num_classes)
                     confusion += found

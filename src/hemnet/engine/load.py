@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from hemnet.config import TrainConfig
+from hemnet.data.dataset import SegmentationDataset
+from hemnet.engine.build import open_datasets
 from hemnet.errors import UserError
 from hemnet.hub import CONFIG, from_pretrained
 from hemnet.nn.segmenter import Segmenter
+from hemnet.settings import read_config
 
 RUN_CONFIG, RUN_MODEL = "config.yaml", "model"
 
@@ -31,7 +32,7 @@ def load_model(source: str | Path) -> Segmenter:
     if (path / RUN_CONFIG).is_file():
         raise UserError(
             f"the run {source} has saved no model yet: it does so at its first validation. "
-            f"Continue it with `hemnet train --config {path / RUN_CONFIG} --out {source} --resume`."
+            f"Continue it with `hemnet train --resume --out {source}`."
         )
     raise UserError(
         f"{source} is neither a run folder (with {RUN_MODEL}/{CONFIG}) nor a saved model "
@@ -39,16 +40,16 @@ def load_model(source: str | Path) -> Segmenter:
     )
 
 
-def run_settings(run: str | Path) -> dict[str, Any]:
-    """The configuration a run was started with, section by section; empty if it is no run."""
+def run_config(run: str | Path) -> TrainConfig | None:
+    """The configuration a run was started with; None where the folder holds no run."""
     path = Path(run) / RUN_CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as YAML: {reason}") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} is not the configuration of a run.")
-    return settings
+    return read_config(path) if path.is_file() else None
+
+
+def run_dataset(run: str | Path) -> SegmentationDataset:
+    """What a run validates on; what it trains on, if it has no validation."""
+    config = run_config(run)
+    if config is None:
+        raise UserError(f"{run} is not a run folder: it has no {RUN_CONFIG}.")
+    train, validation = open_datasets(config.data)
+    return validation or train

@@ -13,12 +13,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
-from torchvision import tv_tensors
 
 from hemnet.data.dataset import Info, SegmentationDataset
 from hemnet.data.labels import VOID
 from hemnet.data.show import GAP, INK, PAPER, VOID_COLOUR, colour_labels
-from hemnet.data.transforms import evaluation_transform
+from hemnet.data.transforms import normalise
 from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions, em_iterations, predict_classes
 
@@ -47,14 +46,12 @@ def examples(
     wanted = set(ids)
     places = {name: index for index in range(len(dataset)) if (name := dataset.id(index)) in wanted}
     settings = normalisation(model)
-    transform = evaluation_transform(settings.mean, settings.std)
     device = next(model.parameters()).device
     found = []
     with em_iterations(model, options.iterations):
         for name in ids:
             image, mask = dataset.read(places[name])
-            seen, _ = transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
-            batch = seen.as_subclass(Tensor)[None].to(device)
+            batch = normalise(image[None].to(device), settings.mean, settings.std)
             prediction = predict_classes(model, batch, options)[0].to("cpu", torch.uint8)
             found.append(Example(name, image, mask, prediction))
     return found
@@ -144,8 +141,8 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
     side = max(3.0, cell * number + 1.6)
     figure = Figure(figsize=(side + 0.6, side), dpi=120, layout="constrained")
     axis = figure.subplots()
+    axis.set_facecolor("#eeeeee")  # shows through where a class is never a label
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=100)
-    image.cmap.set_bad("#eeeeee")
     size = 8 if number <= NUMBERED else 5
     axis.set_xticks(range(number), names, rotation=90, fontsize=size)
     axis.set_yticks(range(number), names, fontsize=size)

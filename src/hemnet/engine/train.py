@@ -165,8 +165,7 @@ class Run:
         set_rate(self.optimizer, rate_at(progress.step, optim))
         self._seed()
         step_loss = torch.zeros((), device=self.device)
-        for number, part in enumerate(parts, 1):
-            batch = part.to(self.device)
+        for number, batch in enumerate(parts, 1):
             images = batch.images.contiguous(memory_format=self.layout)
             last = number == len(parts)
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):

@@ -137,7 +137,8 @@ class _EMUnit(nn.Module):
         health = self.health()
         if health.state != "healthy":
             self._warned = True
-            warnings.warn(f"{type(self).__name__}: {_advice(health)}", BasesWarning, stacklevel=3)
+            advice = _advice(health, follows=isinstance(self.variance, Tensor))
+            warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}  # a copy of features is not part of the unit
@@ -324,14 +325,17 @@ def fit_length(step_size: Any, iterations: int) -> Any:
     return (*step_size, *(step_size[-1:] * missing))
 
 
-def _advice(health: Health) -> str:
+def _advice(health: Health, follows: bool) -> str:
+    """What happened and what to do; `follows` where σ² already follows the features."""
     if health.state == "collapsed":
+        cure = "Check what reaches the unit: it hardly varies within an image"
         return (
             f"the bases have collapsed into one ({health}), so that every position is rebuilt as "
-            f"the same vector. The features' largest variance must exceed σ²: use "
-            f'variance="auto", or a smaller variance'
+            "the same vector. "
+            + (cure if follows else 'Use variance="auto", or a variance below λ')
         )
+    cure = "If training stalls, use fewer bases or a fixed variance above this σ²"
     return (
         f"the responsibilities have saturated ({health}), so that the E-step passes no gradient. "
-        f'Use variance="auto", or a larger variance'
+        + (cure if follows else 'Use variance="auto", or a larger variance')
     )

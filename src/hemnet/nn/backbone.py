@@ -168,7 +168,12 @@ def _create(name: str, output_stride: int, pretrained: bool) -> nn.Module:
             except (TypeError, AssertionError, NotImplementedError) as error:
                 refusal = str(error) or type(error).__name__
             except RuntimeError as error:
-                if "features_only" not in str(error) and not pretrained:
+                if "pretrained weights" in str(error):
+                    raise UserError(
+                        f"timm has no weights for {name!r}: use weights=None or a file, or a "
+                        "backbone of timm.list_pretrained()"
+                    ) from None
+                if "features_only" not in str(error):
                     raise
                 refusal = str(error)
             except OSError as error:  # no connection, no such weights

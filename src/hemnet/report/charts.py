@@ -23,7 +23,7 @@ class Series:
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """About `wanted` round numbers (1, 2 or 5 times a power of ten apart) that cover the range."""
+    """About `wanted` round numbers that cover the range: 1, 2, 2.5 or 5 · 10ⁿ apart."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"ticks need finite numbers, not {low} to {high}")
     if high <= low:
@@ -31,7 +31,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
         low, high = low - room, high + room
     rough = (high - low) / max(1, wanted - 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
 
@@ -108,9 +108,9 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "ti
     )
 
 
-def smooth(values: Sequence[float], weight: float = 0.85) -> list[float]:
-    """Moving average with exponential weights, unbiased from the first value on."""
-    total, mass, out = 0.0, 0.0, []
+def smooth(values: Sequence[float]) -> list[float]:
+    """Moving average with exponential weights over about a thirtieth of the values."""
+    weight, total, mass, out = 1 - 1 / max(1.0, len(values) / 30), 0.0, 0.0, []
     for value in values:
         total, mass = weight * total + (1 - weight) * value, weight * mass + (1 - weight)
         out.append(total / mass)

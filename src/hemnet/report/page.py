@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
 
 from hemnet.data.dataset import SegmentationDataset
-from hemnet.data.transforms import evaluation_transform
+from hemnet.data.transforms import normalise
 from hemnet.engine.evaluate import evaluate, normalisation
-from hemnet.engine.load import load_model, run_settings
+from hemnet.engine.load import load_model, run_dataset
 from hemnet.engine.metrics import Evaluation, ImageScore
 from hemnet.engine.pictures import Example, examples
 from hemnet.errors import UserError
@@ -35,30 +34,33 @@ class Run:
     folder: Path
     model: Segmenter
     dataset: SegmentationDataset
-    settings: dict[str, Any]  # the run's config.yaml
     environment: dict[str, Any]
     training: list[dict[str, Any]]  # lines of metrics.jsonl, by kind
     validation: list[dict[str, Any]]
     scores: dict[str, Any]  # miou, iou, pixel_accuracy of the saved model
     confusion: Tensor | None  # where the whole data set was evaluated
     examples: list[tuple[Example, ImageScore]]
+    watched: Example  # the one whose way through the EM unit is drawn
     unit: UnitTrace | None  # None for a model without an EM unit
 
 
 def write_report(
     run: str | Path,
-    dataset: SegmentationDataset,
+    dataset: SegmentationDataset | None = None,
     evaluation: Evaluation | None = None,
     *,
     device: torch.device | str = "cpu",
 ) -> Path:
     """Write `report.html` into a run folder and return its path.
 
-    `dataset` is what the run was validated on. `evaluation` is of the run's model on all of it;
-    without one the run's own validation gives the figures and only a few images are looked at.
+    `dataset` is what the run was validated on (None: opened as the run did), `evaluation` of the
+    run's model on all of it. Without one the run's own validation gives the figures, and only a
+    few images are looked at.
     """
     from hemnet.report.sections import SECTIONS
 
+    if dataset is None:
+        dataset = run_dataset(run)
     gathered = gather(Path(run), dataset, evaluation, torch.device(device))
     body = "\n".join(section(gathered) for section in SECTIONS)
     path = gathered.folder / REPORT
@@ -84,27 +86,27 @@ def gather(
     ranked = looked_at.ranked()[::-1]
     chosen = [ranked[i] for i in spread_out(len(ranked), SHOWN)]
     found = examples(model, dataset, [image.id for image in chosen])
+    watched = max(found, key=lambda example: len(example.mask.unique()))  # shows most classes
+    others = [e.image for e in found if e is not watched and e.image.shape == watched.image.shape]
     return Run(
         folder=folder,
         model=model,
         dataset=dataset,
-        settings=run_settings(folder),
         environment=_read_json(folder / "environment.json"),
         training=[line for line in lines if line["kind"] == "train"],
         validation=validation,
         scores=scores,
         confusion=None if evaluation is None else evaluation.confusion,
         examples=list(zip(found, chosen, strict=True)),
-        unit=trace_unit(model, _normalised(model, found[0].image)) if found else None,
+        watched=watched,
+        unit=trace_unit(model, _normalised(model, [watched.image, *others])),
     )
 
 
-def _normalised(model: Segmenter, image: Tensor) -> Tensor:
-    """uint8 3,H,W → 1,3,H,W as the model takes it."""
-    settings = normalisation(model)
-    transform = evaluation_transform(settings.mean, settings.std)
-    seen, _ = transform(tv_tensors.Image(image), tv_tensors.Mask(image[0]))
-    return seen.as_subclass(Tensor)[None].to(next(model.parameters()).device)
+def _normalised(model: Segmenter, images: list[Tensor]) -> Tensor:
+    """Images 3,H,W uint8 of one size → B,3,H,W as the model takes them."""
+    settings, device = normalisation(model), next(model.parameters()).device
+    return normalise(torch.stack(images).to(device), settings.mean, settings.std)
 
 
 class _Part(SegmentationDataset):

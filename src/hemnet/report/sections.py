@@ -27,11 +27,14 @@ def header(run: Run) -> str:
     ]
     context = [run.scores["iou"][info.classes[k]] for k in info.context_classes]
     if context and None not in context:
-        tiles.append((f"{sum(context) / len(context):.1f}%", "mIoU, context classes"))
+        tiles.append((f"{sum(context) / len(context):.1f}%", "context mIoU"))
     if run.training:
         tiles.append((f"{run.training[-1]['step']:,}", "steps"))
     count = sum(p.numel() for p in run.model.parameters())
     tiles.append((f"{count / 1e6:.2f} M", "parameters"))
+    speeds = sorted(v for line in run.training if (v := line.get("images_per_second")))
+    if speeds:
+        tiles.append((f"{speeds[len(speeds) // 2]:.1f}", "images per second"))
     what = f"{config.model} · {config.backbone}, stride {config.output_stride}"
     return (
         f"<h1>{escape(run.folder.name)}</h1>"
@@ -105,8 +108,6 @@ def _confusions(run: Run) -> str:
 
 def predictions(run: Run) -> str:
     info = run.dataset.info
-    if not run.examples:
-        return ""
     masks = [mask for example, _ in run.examples for mask in (example.mask, example.prediction)]
     present = sorted({int(value) for mask in masks for value in mask.unique()})
     legend = "".join(
@@ -134,7 +135,7 @@ def predictions(run: Run) -> str:
 def attention(run: Run) -> str:
     if run.unit is None:
         return ""
-    example = run.examples[0][0]
+    example = run.watched
     maps = [gamma[0] for gamma in run.unit.responsibilities]  # K,h,w each
     chosen = most_distinct(maps[-1], MAPS)
     highest = [max(float(gamma[k].max()) for gamma in maps) for k in chosen]
@@ -169,10 +170,15 @@ def attention(run: Run) -> str:
             whole_x=True,
         )
         note = (
-            "The lower bound of the likelihood that highway EM climbs, per position, on this "
-            "image. Each step of the bases raises it"
+            "The lower bound of the likelihood that highway EM climbs, per position, averaged over "
+            "the images above. Moving the bases always raises it"
         )
-        note += "; the dot kernel's assignments may cost a little of it." if dot else "."
+        note += (
+            "; assigning the pixels may cost a little, because the dot kernel is not quite the "
+            "mixture's own."
+            if dot
+            else ", and so does assigning the pixels."
+        )
         body += (
             f'<h3>Likelihood bound</h3><div class="charts"><div>{chart}</div>'
             f'<p class="soft">{note}</p></div>'
@@ -192,15 +198,20 @@ def health(run: Run) -> str:
         (f"{found.entropy:.2f}", f"entropy, at most {math.log(found.bases):.2f}"),
         (f"{found.in_use:.0%}", f"of {found.bases} bases in use"),
     ]
+    unit = find_unit(run.model)
+    remedy = ""
+    if isinstance(unit, HighwayEMAttention) and found.state != "healthy":
+        auto = "" if unit.principal is not None else 'variance="auto", or '
+        which = "smaller" if found.state == "collapsed" else "larger"
+        remedy = f" Train with {auto}a variance {which} than {float(unit.variance):.3g}."
     texts = {
-        "healthy": "The bases differ and share the pixels softly: the attention works, and "
-        "gradients reach every iteration.",
-        "collapsed": "All bases have become one, so every pixel is rebuilt as the same vector. "
-        'Train with variance="auto", or a smaller variance.',
-        "saturated": "Every pixel belongs to one basis alone, so the E-step passes hardly any "
-        'gradient. Train with variance="auto", or a larger variance.',
+        "healthy": "The bases differ and the pixels are shared among them: gradients reach every "
+        "iteration.",
+        "collapsed": "All bases have become one, so every pixel is rebuilt as the same vector.",
+        "saturated": "Almost every pixel belongs to one basis alone, so the E-step passes hardly "
+        "any gradient; the N-step's still reaches every iteration.",
     }
-    body = f'<p class="soft">{escape(texts[found.state])}</p>{_tiles(tiles, raw=True)}'
+    body = f'<p class="soft">{escape(texts[found.state] + remedy)}</p>{_tiles(tiles, raw=True)}'
     seen = [(line["step"], line["health"]) for line in run.training if line.get("health")]
     if len(seen) > 1:
         steps = [step for step, _ in seen]

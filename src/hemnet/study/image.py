@@ -1,10 +1,17 @@
-"""Highway EM on one image: what each iteration attends to, and how the bound rises.
+"""Highway EM on one photograph: what each iteration attends to, and how the bound rises.
 
 Colours and positions are the features, so that what the bases find can be seen.
+
+    python -m hemnet.study.image OUT
+
+writes iterations.png (what each basis attends to after every iteration, and the image rebuilt),
+elbo.png (the likelihood bound over the iterations for several step sizes) and elbo.json.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,3 +107,33 @@ def draw_bounds(curves: dict[float, list[float]], path: Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
     figure.savefig(path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Draw highway EM on a photograph.")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write to")
+    parser.add_argument("--bases", type=int, default=6, help="number of bases (%(default)s)")
+    parser.add_argument(
+        "--step-size", type=float, default=0.5, help="of the drawn iterations (%(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if not 1 <= args.bases <= 32:
+        parser.error(f"--bases must lie between 1 and 32; got {args.bases}")
+    if not 0 < args.step_size <= 1:
+        parser.error(f"--step-size must lie in (0, 1]; got {args.step_size}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    picture = sample_image()
+    x = features_of(picture)
+    bases = initial_bases(x, args.bases)
+    steps = enumerate(hemnet.trace(x, bases, 8, args.step_size, VARIANCE, "rbf"), start=1)
+    shown = {t: step for t, step in steps if t in (1, 2, 4, 8)}
+    draw_iterations(picture, shown, args.out / "iterations.png")
+    curves = bound_curves(x, bases, 12, STEP_SIZES)
+    draw_bounds(curves, args.out / "elbo.png")
+    text = json.dumps({str(eta): values for eta, values in curves.items()}, indent=1)
+    (args.out / "elbo.json").write_text(text + "\n")
+    print(f"wrote iterations.png, elbo.png and elbo.json to {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The report of a run: complete, self-contained, and there whatever the run has left behind."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+import hemnet
+from hemnet.data import Scenes
+from hemnet.engine.evaluate import evaluate
+from hemnet.engine.load import load_model
+from hemnet.errors import UserError
+from hemnet.report import write_report
+from hemnet.report.charts import Series, line_chart, smooth, ticks
+from hemnet.study.unit import find_unit, most_distinct, spread_out, trace_unit
+
+SCENES = Scenes("val", size=48, length=8)
+VOID_TAGS = {"meta", "link", "img", "br", "line", "circle", "polyline"}
+
+
+class Strict(HTMLParser):
+    """Notes everything that opens, closes or points somewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.pictures = 0
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID_TAGS:
+            self.open.append(tag)
+        values = dict(attrs)
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+        if tag == "img":
+            self.pictures += 1
+            assert values["alt"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID_TAGS  # the shapes of the charts close themselves
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def make_run(folder: Path, name: str = "hemnet", *, metrics: bool = True) -> Path:
+    info = SCENES.info
+    options = {} if name == "fcn" else {"channels": 8, "bases": 5}
+    model = hemnet.create_model(
+        name, 11, "test_resnet", 16, classes=info.classes, palette=info.palette, **options
+    )
+    model.save_pretrained(folder / "model")
+    if metrics:
+        health = {"ratio": 3.0, "spread": 0.5, "entropy": 1.0, "in_use": 0.75}
+        lines: list[dict[str, object]] = [
+            {"kind": "train", "step": 10 * i, "loss": 2 / (i + 1), "rate": 0.1, "health": health,
+             "images_per_second": 9.0 + i, "data_wait": 0.0}
+            for i in range(1, 30)
+        ]  # fmt: skip
+        for step, miou in ((100, 40.0), (200, 64.25), (300, 60.0)):
+            iou = dict.fromkeys(info.classes, miou)
+            lines.append(
+                {
+                    "kind": "validation",
+                    "step": step,
+                    "miou": miou,
+                    "iou": iou,
+                    "pixel_accuracy": 71.5,
+                }
+            )
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text + '{"kind": "tr')  # a line being written
+        (folder / "config.yaml").write_text(
+            "# <hemnet> & co\ndata: {name: scenes, size: 48, val_length: 8}\n"
+        )
+        (folder / "environment.json").write_text('{"torch": "2.9"}')
+    return folder
+
+
+def read(path: Path) -> tuple[str, Strict]:
+    text = path.read_text(encoding="utf-8")
+    page = Strict(text)
+    assert page.open == []
+    assert all(address.startswith("data:") for address in page.addresses)  # nothing from outside
+    assert "@import" not in text
+    assert not re.search(r"url\(", text)
+    return text, page
+
+
+def test_everything_is_in_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    text, page = read(write_report(run))  # opens the data set of the configuration
+    for part in ("Learning curve", "IoU of each class", "Predictions", "What the attention does",
+                 "Likelihood bound", "Health of the bases", "Next steps"):  # fmt: skip
+        assert part in text
+    assert "64.2%" in text  # the best validation, whose model is saved
+    assert f"hemnet evaluate {run} --scales" in text
+    assert "&lt;hemnet&gt; &amp; co" in text
+    assert "violet unlit" in text
+    assert page.pictures == 6 * 4 + 1 + 5 * 3  # examples, the image, and 5 bases in 3 iterations
+    assert not list(run.glob("*.part"))
+    assert text.count("<svg") == 5
+
+
+def test_an_evaluation_goes_before_the_runs_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    found = evaluate(load_model(run), SCENES)
+    text, _ = read(write_report(run, SCENES, found))
+    assert f"<b>{found.miou:.1f}%</b>" in text
+    assert "Most often confused" in text
+
+
+def test_a_run_without_metrics(tmp_path: Path) -> None:
+    text, _ = read(write_report(make_run(tmp_path, metrics=False), SCENES))
+    assert "Learning curve" not in text
+    assert "Predictions" in text
+
+
+@pytest.mark.parametrize(("name", "unit"), [("fcn", False), ("emanet", True)])
+def test_other_models(tmp_path: Path, name: str, unit: bool) -> None:
+    text, _ = read(write_report(make_run(tmp_path, name), SCENES))
+    assert ("Health of the bases" in text) == unit
+    assert ("--iterations" in text) == unit
+    assert "Likelihood bound" not in text  # EMANet's unit length breaks it
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        write_report(make_run(tmp_path, metrics=False))
+
+
+def test_damaged_metrics(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run / "metrics.jsonl").write_text("{}\nnonsense\n")
+    with pytest.raises(UserError, match="damaged in line 2"):
+        write_report(run, SCENES)
+
+
+def test_the_unit_is_traced_as_it_runs() -> None:
+    model = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=5, kernel="rbf")
+    model.eval()
+    images = torch.randn(2, 3, 64, 48)
+    found = trace_unit(model, images, further=6)
+    assert found is not None
+    unit = find_unit(model)
+    assert unit is not None
+    x = model.head.reduce(model.backbone(images)[-1])
+    flat = unit.conv_in(x).flatten(2).mT
+    direct = hemnet.highway_em(flat, unit.bases.value, 3, 0.5, unit.variance, "rbf")
+    expected = direct.responsibilities.mT.reshape(2, 5, *x.shape[2:])
+    torch.testing.assert_close(found.responsibilities[-1], expected)
+    assert len(found.responsibilities) == 3
+    assert len(found.bound) == 7
+    assert found.bound == sorted(found.bound)  # with rbf it never falls
+
+
+def test_distinct_bases_are_chosen_before_copies() -> None:
+    a, b = torch.zeros(4, 4), torch.zeros(4, 4)
+    a[0], b[:, 1] = 1.0, 0.9
+    flat = torch.full((4, 4), 0.3)
+    assert most_distinct(torch.stack((flat, a, 0.99 * a, b)), 2) == [1, 3]
+    assert sorted(most_distinct(torch.stack((flat, a, b)), 9)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 82.6, [0, 25, 50, 75, 100]),
+        (0, 2.1, [0, 1, 2, 3]),
+        (-108.2, -105.1, [-109, -108, -107, -106, -105]),
+        (0, 0.4, [0, 0.1, 0.2, 0.3, 0.4]),
+    ],
+)
+def test_ticks(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_ticks_of_one_value() -> None:
+    found = ticks(5, 5)
+    assert found[0] < 5 < found[-1]
+
+
+def test_charts() -> None:
+    drawn = line_chart(
+        [Series("a", [1, 2, 3], [1.0, float("nan"), 3.0], dots=True)], x_label="s", y_label="<y>"
+    )
+    assert drawn.count("<circle") == 2
+    assert "&lt;y&gt;" in drawn
+    assert line_chart([Series("a", [], [])], x_label="x", y_label="y") == ""
+    assert smooth([3.0] * 90) == pytest.approx([3.0] * 90)
+    assert list(spread_out(10, 4)) == [0, 3, 6, 9]
+    assert list(spread_out(3, 6)) == [0, 1, 2]
