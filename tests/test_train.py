@@ -245,6 +245,7 @@ def read_saved(out: Path) -> int:
 def test_lost_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = folder(tmp_path / "data", {"train": 12, "val": 2})
     flags = ["--data.name", "folder", "--data.root", str(data), "--data.crop", "[24, 24]"]
+    flags += ["--data.size", "null", "--data.length", "null", "--data.val_length", "null"]
     config = tiny_config(*flags)
     reads, original = 0, hemnet.data.FileDataset.read
 
@@ -281,7 +282,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         (["--model.weights", "gone.safetensors"], "no weight file"),
         (["--model.freeze_stages", "77"], "stages"),
         (["--data.name", "vocc"], "expected one of"),
-        (["--data.name", "voc"], "is read from a folder"),
+        (["--data.name", "voc"], "size is not for voc"),
         (["--data.val_split", "tests"], "split 'tests'"),
         (["--loss.class_weights", "[1]"], "has 1 numbers"),
         (["--run.device", "mps"], "no such device"),

@@ -57,7 +57,7 @@ class DataConfig:
     skip_broken: leave out files that cannot be read, instead of stopping
     classes: names, or a file of names, for folder and list
     label_map: value in the label files → class
-    size: side of the generated scenes
+    size: side of the generated scenes; null for 128
     length: how many scenes to train on; null for 4000
     val_length: how many scenes to validate on; null for 400
     crop: height and width that the network sees in training
@@ -75,7 +75,7 @@ class DataConfig:
     skip_broken: bool = False
     classes: str | list[str] | None = None
     label_map: dict[int, int] | None = None
-    size: int = 128
+    size: int | None = None
     length: int | None = None
     val_length: int | None = None
     crop: tuple[int, int] = (513, 513)

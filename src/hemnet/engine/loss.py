@@ -35,13 +35,14 @@ class SegmentationLoss(nn.Module):
         self.register_buffer("weights", None if given is None else torch.tensor(given))
 
     def total(self, masks: Tensor) -> Tensor:
-        """The weight of the pixels of masks: B,H,W that will count, as float64."""
+        """The weight of the pixels of masks: B,H,W that will count."""
         known = masks != VOID
+        wide = torch.float32 if masks.device.type == "mps" else torch.float64
         if self.weights is None:
-            weight = known.flatten(1).sum(1).double()  # B
+            weight = known.flatten(1).sum(1).to(wide)  # B
         else:
             weights = self.weights.to(masks.device)[torch.where(known, masks, 0)] * known
-            weight = weights.double().flatten(1).sum(1)
+            weight = weights.to(wide).flatten(1).sum(1)
         if self.ohem is not None:
             weight = weight * self.ohem
             weight = weight.ceil() if self.weights is None else weight
