@@ -1,5 +1,6 @@
 """Runs: what they leave behind, how they stop, and that they go on exactly."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -292,7 +293,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def test_mistakes_before_the_first_step(
     flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    without = lambda name, *rest: None if name == "wandb" else real(name, *rest)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", without)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError, match=message):
         train(tiny_config(*flags), tmp_path / "run", quiet=True)
