@@ -154,9 +154,6 @@ def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
     known = DataConfig(name)
     if config is not None and config.data.name == name:
         known = config.data
-    classes = args.classes or known.classes
-    if name in ("folder", "list") and classes is None and model.config.classes is not None:
-        classes = list(model.config.classes)
     label_map = parse_label_map(args.label_map) if args.label_map else known.label_map
     try:
         dataset = open_dataset(
@@ -164,9 +161,9 @@ def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
             args.root or known.root,
             args.split or known.val_split or "val",
             partial=args.partial or known.partial,
-            classes=classes,
+            classes=args.classes or known.classes,
             label_map=label_map,
-            size=args.size or known.size,
+            size=args.size or (known.size if name == "scenes" else None),
             length=args.length or known.val_length,
         )
     except UserError as error:  # the reader speaks of its own flags

@@ -38,7 +38,7 @@ def open_split(config: DataConfig, split: str, length: int | None) -> Segmentati
         partial=config.partial,
         classes=config.classes,
         label_map=config.label_map,
-        size=config.size,
+        size=config.size if config.name == "scenes" else None,
         length=length,
     )
 
