@@ -60,6 +60,11 @@ def test_the_folder_has_everything_to_rebuild_the_model(
         assert torch.equal(loaded(x), model(x))
 
 
+def test_both_files_have_the_same_readers(folder: Path) -> None:
+    modes = {path.stat().st_mode for path in folder.iterdir()}
+    assert len(modes) == 1
+
+
 def test_saving_twice_replaces(model: hemnet.Segmenter, folder: Path) -> None:
     with torch.no_grad():
         model.head.classifier[1].bias.fill_(7)

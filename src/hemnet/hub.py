@@ -42,6 +42,8 @@ def save_pretrained(model: Segmenter, folder: str | Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
         Path(temporary, CONFIG).write_text(text, encoding="utf-8")
         save_file(state, Path(temporary, WEIGHTS), metadata={"format": "pt"})
+        # safetensors lets only the owner read; whoever may read the one may read the other.
+        Path(temporary, WEIGHTS).chmod(Path(temporary, CONFIG).stat().st_mode)
         for name in (WEIGHTS, CONFIG):
             os.replace(Path(temporary, name), folder / name)
     return folder
