@@ -283,7 +283,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         (["--model.weights", "gone.safetensors"], "no weight file"),
         (["--model.freeze_stages", "77"], "stages"),
         (["--data.name", "vocc"], "expected one of"),
-        (["--data.name", "voc"], "size is not for voc"),
+        (["--data.name", "voc"], "is not for voc"),
         (["--data.val_split", "tests"], "split 'tests'"),
         (["--loss.class_weights", "[1]"], "has 1 numbers"),
         (["--run.device", "mps"], "no such device"),

@@ -2,6 +2,7 @@
 
 Nothing is allocated: a ResNet-152 at 4096×4096 is measured in seconds on any machine.
 
+examples:
   hemnet costs --model hemnet
   hemnet costs --model hemnet emanet deeplabv3plus --backbone resnet50 --size 1024x2048
   hemnet costs --paper --json table3.json        our figures beside the paper's Table 3

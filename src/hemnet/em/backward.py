@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from hemnet.em.checks import Steps
 from hemnet.em.steps import floor, no_autocast, scaled, wide
-from hemnet.em.tiles import EStep, column_sums, solve, tiles
+from hemnet.em.tiles import EStep, solve, tiles
 
 
 class _Kept(NamedTuple):
@@ -121,7 +121,7 @@ class Exact(_Unrolled):
                     if t > 0 or needs_bases or needs_variance:
                         moments.baddbmm_(d.mT, part)
                         if ctx.kernel == "rbf":
-                            totals += column_sums(d)
+                            totals += d.sum(dim=1)
                 to_mean = totals.unsqueeze(-1) * mu if ctx.kernel == "rbf" else 0.0
                 grad_variance -= ((moments - 0.5 * to_mean) * mu).sum() / variance**2
                 grad = kept.skip(t) * grad + (moments - to_mean) / variance
