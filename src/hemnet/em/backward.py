@@ -113,7 +113,7 @@ class Exact(_Unrolled):
                     part = wide(x[:, tile])
                     gamma = kept.responsibilities(t, tile, e_step, part)
                     own = grad_gamma[:, tile] if last and grad_gamma is not None else None
-                    d = _logit_gradient(gamma, torch.bmm(part, pull).add_(grad_mass), own)
+                    d = _logit_gradient(gamma, torch.baddbmm(grad_mass, part, pull), own)
                     if grad_x is not None:
                         grad_x[:, tile].baddbmm_(
                             torch.cat((gamma, d), dim=-1), factors, beta=0 if last else 1
@@ -186,7 +186,7 @@ def _logit_gradient(gamma: Tensor, u: Tensor, own: Tensor | None) -> Tensor:
     if own is not None:
         u += wide(own)
     u *= gamma
-    return torch.addcmul(u, gamma, u.sum(dim=-1, keepdim=True), value=-1)
+    return u.addcmul_(gamma, u.sum(dim=-1, keepdim=True), value=-1)
 
 
 def _bases_gradient(ctx: Any, grad: Tensor) -> Tensor:
