@@ -102,12 +102,12 @@ class Exact(_Unrolled):
             grad = torch.zeros_like(bases[0]) if grad_bases is None else grad_bases.to(bases.dtype)
             for t in reversed(range(len(steps))):
                 step, mu, last = steps[t], bases[t], t == len(steps) - 1
-                step_means = bases[t + 1] - (1 - step) * mu  # η·m, from what was kept
-                grad_steps.append((grad * (step_means / step - mu)).sum())
-                grad_sums = step * grad / kept.weight(t)  # at Σ_n γ x: B,K,C
-                grad_mass = -((step_means * grad).sum(-1, keepdim=True) / kept.weight(t)).mT
-                e_step, pull = EStep(mu, variance, ctx.kernel), grad_sums.mT.contiguous()
-                factors = torch.cat((grad_sums, scaled(mu, variance)), dim=1)  # B,2K,C
+                grad_step, grad_mass = _n_step_gradients(kept, t, grad)
+                grad_steps.append(grad_step)
+                # At Σ_n γ x, and μ/σ²: B,2K,C.
+                factors = torch.cat((step * grad / kept.weight(t), scaled(mu, variance)), dim=1)
+                pull = factors[:, : mu.shape[1]].mT.contiguous()
+                e_step = EStep(mu, variance, ctx.kernel)
                 moments, totals = torch.zeros_like(mu), torch.zeros_like(mu[..., 0])  # Σ d x, Σ d
                 for tile in tiles(x):
                     part = wide(x[:, tile])
@@ -179,6 +179,14 @@ class Highway(_Unrolled):
             None,
             None,
         )
+
+
+def _n_step_gradients(kept: _Kept, t: int, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """∂L/∂η and ∂L/∂N_k: B,1,K of iteration t, given the gradient at the bases after it."""
+    step = kept.steps[t]
+    step_means = kept.bases[t + 1] - (1 - step) * kept.bases[t]  # η·m, from what was kept
+    grad_step = (grad * (step_means / step - kept.bases[t])).sum()
+    return grad_step, -((step_means * grad).sum(-1, keepdim=True) / kept.weight(t)).mT
 
 
 def _logit_gradient(gamma: Tensor, u: Tensor, own: Tensor | None) -> Tensor:
