@@ -41,7 +41,7 @@ class AttentionHead(nn.Module):
 class HEMHead(AttentionHead):
     """HEMNet; further options are those of `HighwayEMAttention`."""
 
-    UNIT = HighwayEMAttention
+    UNIT: type[nn.Module] = HighwayEMAttention
 
     def __init__(
         self,
@@ -55,21 +55,10 @@ class HEMHead(AttentionHead):
         super().__init__(channels, num_classes, width, self.UNIT(width, **unit), dropout)
 
 
-class EMAHead(AttentionHead):
+class EMAHead(HEMHead):
     """EMANet; further options are those of `EMAttention`."""
 
     UNIT = EMAttention
-
-    def __init__(
-        self,
-        channels: Sequence[int],
-        strides: Sequence[int],
-        num_classes: int,
-        width: int = 512,
-        dropout: float = 0.1,
-        **unit: Any,
-    ) -> None:
-        super().__init__(channels, num_classes, width, self.UNIT(width, **unit), dropout)
 
 
 class NonLocalAttention(nn.Module):
