@@ -79,7 +79,7 @@ def test_weights_are_eta_times_powers_and_sum_to_what_the_start_does_not_keep():
 
 def test_plain_em_gives_n_step_gradient_to_the_last_iteration_alone():
     """With η = 1 nothing but E-steps connects μ⁽ᵗ⁾ to what follows."""
-    x, bases, target = problem()
+    x, _, _ = problem()
     assert effective_weights(torch.ones(5)).tolist() == [0, 0, 0, 0, 1]
     # Saturated responsibilities pass no gradient, so that only the direct path is left.
     centres = 50 * torch.eye(4, 5, dtype=torch.float64)
