@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "hemnet.commands.evaluate",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
+    "study": "hemnet.commands.study",
     "train": "hemnet.commands.train",
 }
 

@@ -21,7 +21,7 @@ import torch
 from accelerate import Accelerator
 
 from hemnet.config import TrainConfig, check_config
-from hemnet.data import Batch
+from hemnet.data import Batch, SegmentationDataset
 from hemnet.engine import build
 from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
@@ -36,6 +36,8 @@ from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
 
 log = logging.getLogger("hemnet")
+
+Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ def train(
     *,
     allow_changes: bool = False,
     quiet: bool = False,
+    data: Datasets | None = None,
 ) -> TrainResult:
     """Train a model in the run folder `out`; with `resume` go on where the folder's run was.
 
     A folder that holds a run is not overwritten, and a run is resumed with its own configuration
-    only, unless `allow_changes`.
+    only, unless `allow_changes`. `data` are the configuration's data sets where the caller has
+    them open already.
     """
     check_config(config)
     check_wandb(config)
@@ -68,7 +72,7 @@ def train(
     with StopSignals() as signals, computing(config.run) as accelerator, clear_errors(out):
         if accelerator.is_main_process:
             check_folder(config, out, resume, allow_changes)
-        run = Run(config, out, accelerator, signals, quiet=quiet)
+        run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
         try:
             return run.go()
         finally:
@@ -86,13 +90,14 @@ class Run:
         signals: StopSignals,
         *,
         quiet: bool,
+        data: Datasets | None = None,
     ) -> None:
         self.config, self.out, self.signals = config, out, signals
         self.accelerator, self.device = accelerator, accelerator.device
         self.main, self.world = accelerator.is_main_process, accelerator.num_processes
         build.share_of_batch(config, self.world)  # refused early if there is none
 
-        self.dataset, self.val = build.open_datasets(config.data)
+        self.dataset, self.val = data or build.open_datasets(config.data)
         self.model = build.build_model(config, self.dataset.info)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
         self.options = build.evaluation_options(config)

@@ -1,0 +1,104 @@
+"""What the studies train: a recipe that learns the scenes' context in half a minute on a core.
+
+Any other data set, backbone or schedule is a configuration of `hemnet train`, and every setting
+is a flag here as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hemnet.config import (
+    DataConfig,
+    LossConfig,
+    NetworkConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    ValidationConfig,
+)
+from hemnet.data.scenes import SCENES
+from hemnet.errors import UserError
+from hemnet.settings import dump_config, read_config
+
+STEPS, BATCH, SIZE = 400, 16, 64
+
+
+def scenes_config() -> TrainConfig:
+    """The paper's unit in a small network, from scratch, on scenes of 64 pixels."""
+    things = SCENES.context_classes
+    return TrainConfig(
+        model=NetworkConfig(
+            backbone="test_byobnet",
+            output_stride=8,
+            channels=64,
+            options={"bases": 16, "preset": "paper"},
+        ),
+        data=DataConfig(
+            name="scenes",
+            size=SIZE,
+            length=STEPS * BATCH,  # no scene twice
+            val_length=200,
+            crop=(SIZE, SIZE),
+            scale=(1.0, 1.0),
+            workers=0,
+        ),
+        optim=OptimConfig(
+            name="adamw", steps=STEPS, batch_size=BATCH, rate=3e-3, warmup=50, bias_rate=1.0
+        ),
+        # Things cover a tenth of a scene: without weights the network is slow to care about them.
+        loss=LossConfig(class_weights=[4.0 if k in things else 1.0 for k in range(11)]),
+        validation=ValidationConfig(every=STEPS, batch_size=20),
+        run=RunConfig(checkpoint_every=STEPS, health_every=STEPS, log_every=50, tensorboard=False),
+    )
+
+
+def photograph_config(name: str) -> TrainConfig:
+    """A short schedule for any other data set; `--weights` makes it worth its time."""
+    return TrainConfig(
+        model=NetworkConfig(backbone="resnet50", output_stride=16, options={"preset": "paper"}),
+        data=DataConfig(name=name, crop=(257, 257), workers=0),
+        optim=OptimConfig(steps=1000, batch_size=8, warmup=50, head_rate=4.0, rate=4e-3),
+        validation=ValidationConfig(batch_size=4),
+        run=RunConfig(checkpoint_every=500, health_every=100, tensorboard=False),
+    )
+
+
+def study_config(path: Path | None, flags: Sequence[str]) -> TrainConfig:
+    """A recipe above, or a file of the user's, changed by `--section.name value` flags."""
+    with TemporaryDirectory() as scratch:
+        if path is None:
+            name = _given(flags, "data.name") or "scenes"
+            own = scenes_config() if name == "scenes" else photograph_config(name)
+            path = Path(scratch) / "recipe.yaml"
+            path.write_text(dump_config(own), encoding="utf-8")
+        config = read_config(path, flags)
+    if config.data.val_split is None:
+        raise UserError("a study compares models on data they have not seen: set data.val_split")
+    # One look at the end: the best of many would be chosen by what it is then judged by.
+    config.validation.every = config.optim.steps
+    config.data.workers = 0  # a worker process of the grid is one core's work
+    return config
+
+
+def _given(flags: Sequence[str], key: str) -> str | None:
+    for number, flag in enumerate(flags):
+        if flag.startswith(f"--{key}="):
+            return flag.split("=", 1)[1]
+        if flag == f"--{key}" and number + 1 < len(flags):
+            return flags[number + 1]
+    return None
+
+
+def for_head(config: TrainConfig, name: str) -> None:
+    """Change the network to another head, keeping the options that it shares."""
+    from hemnet.models import head_options
+
+    known, width = head_options(name)
+    network = config.model
+    network.name = name
+    network.options = {key: v for key, v in network.options.items() if key in known}
+    if width is None:
+        network.channels = None
