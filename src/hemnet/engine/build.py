@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hemnet.config import DataConfig, TrainConfig
 from hemnet.data import (
+    Augmentation,
     Batches,
     Info,
     SegmentationDataset,
@@ -133,6 +134,18 @@ def synchronise_norms(model: nn.Module) -> nn.Module:
     return converted
 
 
+def augmentation_of(config: TrainConfig, model: nn.Module) -> Augmentation:
+    """What training does to an image before this model sees it."""
+    data = config.data
+    return replace(
+        normalisation(model),
+        crop=data.crop,
+        scale=data.scale,
+        flip=data.flip,
+        jitter=data.jitter,
+    )
+
+
 def build_batches(
     config: TrainConfig,
     dataset: SegmentationDataset,
@@ -142,16 +155,9 @@ def build_batches(
 ) -> Batches:
     """Endless batches from optimizer step `step` on; `accumulate` of them make a step."""
     data = config.data
-    augmentation = replace(
-        normalisation(model),
-        crop=data.crop,
-        scale=data.scale,
-        flip=data.flip,
-        jitter=data.jitter,
-    )
     return training_batches(
         dataset,
-        augmentation,
+        augmentation_of(config, model),
         batch_size=share_of_batch(config, accelerator.num_processes),
         workers=data.workers,
         seed=config.run.seed,

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from hemnet.em import EMResult, e_step, elbo, n_step
 from hemnet.em.checks import StepSize, check_iterations, check_steps
-from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
-from hemnet.study.unit import find_unit
+from hemnet.nn.attention import EMAttention, HighwayEMAttention
+from hemnet.study.unit import find_unit, settings_of
 
 Loss = Callable[[EMResult], Tensor]
 
@@ -126,15 +126,13 @@ def leaf_copies(unit: HighwayEMAttention | EMAttention, kept: list[Unrolled]) ->
     """
 
     def attend(x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
-        count = unit.iterations
-        if not unit.training and unit.eval_iterations is not None:
-            count = unit.eval_iterations
-        if isinstance(unit, EMAttention):
-            kept.append(Unrolled(x, bases, count, 1.0, variance, unit_length=True))
-            return EMResult(*(t.detach() for t in kept[-1].result))
-        steps = fit_length(unit.step_size, count)
-        kept.append(Unrolled(x, bases, count, steps, variance, unit.kernel))
-        return kept[-1].result
+        how = settings_of(unit)
+        steps, kernel = how.steps, how.kernel
+        kept.append(Unrolled(x, bases, len(steps), steps, variance, kernel, how.unit_length))
+        result = kept[-1].result
+        if isinstance(unit, EMAttention):  # its results are constants
+            return EMResult(*(t.detach() for t in result))
+        return result
 
     unit._attend = attend  # type: ignore[method-assign]
     try:

@@ -12,28 +12,35 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from hemnet.config import TrainConfig
+from hemnet.data.dataset import Info, SegmentationDataset
 from hemnet.engine.checkpoint import write_atomically
 from hemnet.engine.stop import StopSignals
 from hemnet.errors import UserError
 from hemnet.progress import progress_bar
 
 RESULT = "result.json"
+Datasets = tuple[SegmentationDataset, SegmentationDataset | None]
+Work = Callable[["Cell", Path, Datasets], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a grid; `place` says where in the table: column, row, seed …"""
+    """One run of a grid; `place` says where in the table: column, row, seed …
+
+    `work` does it: (cell, run folder, data sets) → results, or None when told to stop.
+    """
 
     name: str
     config: TrainConfig
     place: dict[str, Any] = field(default_factory=dict)
+    work: Work | None = None  # None: train, and report the last validation
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,8 @@ def _line(out: Path, name: str, problem: str | None) -> str:
     if problem:
         return f"{name}: FAILED, {problem.splitlines()[-1]}"
     result = read_result(out / "runs" / name) or {}
-    return f"{name}: mIoU {result['miou']:.2f} in {result['seconds']:.0f} s of a core"
+    found = f"mIoU {result['miou']:.2f}" if "miou" in result else "done"
+    return f"{name}: {found} in {result['seconds']:.0f} s of a core"
 
 
 class _Pool:
@@ -200,7 +208,7 @@ def _work(pipe: Connection, number: int) -> None:
     torch.set_num_threads(1)
     if torch.cuda.is_available():  # workers share the GPUs evenly
         torch.cuda.set_device(number % torch.cuda.device_count())
-    data: dict[str, Any] = {}
+    data: dict[str, Datasets] = {}
     while True:
         try:
             cell, out = pipe.recv()
@@ -212,25 +220,25 @@ def _work(pipe: Connection, number: int) -> None:
             return
 
 
-def _run_cell(cell: Cell, out: Path, data: dict[str, Any]) -> str | None:
-    """Train one cell to its end; None, or what went wrong."""
+def _run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
+    """Run one cell to its end; None, or what went wrong."""
     from hemnet.engine.build import open_datasets
-    from hemnet.engine.train import train
     from hemnet.study.memory import Remembered
 
     run, start = out / "runs" / cell.name, time.process_time()
+    if finished(out, cell.name):  # by another process that shares the folder
+        return None
     try:
         key = json.dumps(asdict(cell.config.data), default=str)
         if key not in data:
             data.clear()  # the cells of a grid mostly share one
             train_set, val_set = open_datasets(cell.config.data)
             data[key] = Remembered(train_set), None if val_set is None else Remembered(val_set)
-        result = train(cell.config, run, resume=True, quiet=True, data=data[key])
-        if result.stopped_by is not None:
+        result = (cell.work or _train_cell)(cell, run, data[key])
+        if result is None:
             return _STOPPED
-        _write(
-            out, cell, _summary(run, data[key][0].info) | {"seconds": time.process_time() - start}
-        )
+        seconds = time.process_time() - start
+        _write(out, cell, {"status": "done", **result, "seconds": seconds})
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         _write(out, cell, {"status": "failed", "error": text, "trace": traceback.format_exc()})
@@ -238,7 +246,14 @@ def _run_cell(cell: Cell, out: Path, data: dict[str, Any]) -> str | None:
     return None
 
 
-def _summary(run: Path, info: Any) -> dict[str, Any]:
+def _train_cell(cell: Cell, run: Path, data: Datasets) -> dict[str, Any] | None:
+    from hemnet.engine.train import train
+
+    result = train(cell.config, run, resume=True, quiet=True, data=data)
+    return _summary(run, data[0].info) if result.stopped_by is None else None
+
+
+def _summary(run: Path, info: Info) -> dict[str, Any]:
     """The last validation of a run."""
     from hemnet.engine.runlog import METRICS, read_metrics
 
@@ -246,7 +261,6 @@ def _summary(run: Path, info: Any) -> dict[str, Any]:
     context = [last["iou"][info.classes[k]] for k in info.context_classes]
     known = [value for value in context if value is not None]
     return {
-        "status": "done",
         "miou": last["miou"],
         "context_miou": sum(known) / len(known) if known else None,
         "pixel_accuracy": last["pixel_accuracy"],

@@ -22,11 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 import hemnet
+from hemnet.study.style import step_colour, step_label
 
 STEP_SIZES = (0.1, 0.2, 0.4, 0.8, 1.0)
-# One colour a step size in every picture, dark to light: also told apart in grey and by
-# colour-blind readers.
-STEP_COLOURS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#e69f00")
 POSITION_WEIGHT = 0.35  # of a position's coordinates beside its colour
 VARIANCE = 0.05
 SCATTER = 0.3  # of the first bases, in standard deviations of the features
@@ -99,9 +97,9 @@ def draw_iterations(image: Tensor, steps: dict[int, hemnet.Iteration], path: Pat
 def draw_bounds(curves: dict[float, list[float]], path: Path) -> None:
     figure = Figure(figsize=(5.2, 3.4), dpi=140, layout="constrained")
     axis = figure.subplots()
-    for (eta, values), colour in zip(curves.items(), STEP_COLOURS, strict=False):
-        label = f"η = {eta:g}" + (" (plain EM)" if eta == 1 else "")
-        axis.plot(range(1, len(values) + 1), values, "o-", color=colour, label=label, ms=3.5)
+    for eta, values in curves.items():
+        steps = range(1, len(values) + 1)
+        axis.plot(steps, values, "o-", color=step_colour(eta), label=step_label(eta), ms=3.5)
     axis.set(xlabel="iteration", ylabel="ELBO per position (nats)")
     axis.set_title("Every step raises the bound, whatever η", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import hemnet
+from hemnet.em.checks import Steps, check_steps
 from hemnet.em.solver import constant_em
 from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
 
@@ -28,6 +30,27 @@ def find_unit(model: nn.Module) -> HighwayEMAttention | EMAttention | None:
     """The model's first EM unit."""
     units = (HighwayEMAttention, EMAttention)
     return next((module for module in model.modules() if isinstance(module, units)), None)
+
+
+class Settings(NamedTuple):
+    """What one pass of a unit does: η of every iteration, σ², and EMANet's peculiarity."""
+
+    steps: Steps
+    variance: float | Tensor
+    kernel: str
+    unit_length: bool
+
+
+def settings_of(unit: HighwayEMAttention | EMAttention, iterations: int | None = None) -> Settings:
+    """Of a pass in the unit's present mode, or with another number of iterations."""
+    if iterations is None:
+        iterations = unit.iterations
+        if not unit.training and unit.eval_iterations is not None:
+            iterations = unit.eval_iterations
+    if isinstance(unit, EMAttention):
+        return Settings((1.0,) * iterations, unit.variance, "dot", True)
+    steps = check_steps(fit_length(unit.step_size, iterations), iterations)
+    return Settings(steps, unit.variance, unit.kernel, False)
 
 
 @torch.no_grad()

@@ -1,0 +1,169 @@
+"""Table 2 of the paper: how many iterations to run in evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hemnet.data.dataset import SegmentationDataset
+from hemnet.engine.evaluate import evaluate
+from hemnet.engine.inference import EvaluationOptions
+from hemnet.engine.load import load_model
+from hemnet.engine.metrics import subset_miou
+from hemnet.errors import UserError
+from hemnet.nn.attention import EMAttention
+from hemnet.study import paper
+from hemnet.study.grid import read_result
+from hemnet.study.statistics import mean_sd, pooled
+from hemnet.study.unit import find_unit
+
+EVALUATIONS = "evaluations.json"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model and where it belongs in the table."""
+
+    path: Path
+    column: str
+    iterations: int  # in training
+
+
+def models_of(sources: Sequence[Path]) -> list[Trained]:
+    """The best iterations of every column of a grid, all seeds; or models as they are."""
+    found: list[Trained] = []
+    for source in sources:
+        if (source / "runs").is_dir():
+            found += _best_of_grid(source)
+        else:
+            model = load_model(source)
+            unit = find_unit(model)
+            if unit is None:
+                raise UserError(f"{source} is a model without EM iterations")
+            plain = isinstance(unit, EMAttention)
+            column = "emanet" if plain else _number(unit.step_size)
+            found.append(Trained(source, column, unit.iterations))
+    if not found:
+        raise UserError(f"no trained models with EM iterations in {', '.join(map(str, sources))}")
+    return found
+
+
+def _number(step_size: Any) -> str:
+    return f"{step_size:g}" if isinstance(step_size, int | float) else str(step_size)
+
+
+def _best_of_grid(grid: Path) -> list[Trained]:
+    runs: dict[str, dict[int, list[tuple[Path, float]]]] = {}
+    for folder in sorted((grid / "runs").iterdir()):
+        result = read_result(folder)
+        if result and result["status"] == "done" and result["iterations"] > 0:
+            rows = runs.setdefault(result["column"], {})
+            rows.setdefault(result["iterations"], []).append((folder, result["miou"]))
+    found = []
+    for column, rows in runs.items():
+        most = max(len(row) for row in rows.values())
+        whole = {t: row for t, row in rows.items() if len(row) == most}  # the same seeds
+        best = max(whole, key=lambda t: fmean(miou for _, miou in whole[t]))
+        found += [Trained(folder, column, best) for folder, _ in whole[best]]
+    return found
+
+
+def evaluate_all(
+    models: Sequence[Trained],
+    dataset: SegmentationDataset,
+    iterations: Sequence[int],
+    out: Path,
+    batch: int,
+) -> list[dict[str, Any]]:
+    """mIoU of every model at every number of iterations; what is in `out` is not done again."""
+    kept = out / EVALUATIONS
+    done: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    rows = []
+    for model in models:
+        missing = [t for t in iterations if _key(model, dataset, t) not in done]
+        network = load_model(model.path) if missing else None
+        for t in missing:
+            assert network is not None
+            options = EvaluationOptions(iterations=t, batch=batch)
+            text = f"{model.path.name}, {t} iterations"
+            found = evaluate(network, dataset, options, progress=text)
+            context = dataset.info.context_classes
+            done[_key(model, dataset, t)] = {
+                "miou": found.miou,
+                "context_miou": subset_miou(found, context) if context else None,
+            }
+            kept.write_text(json.dumps(done, indent=1))
+        rows += [
+            {
+                "model": str(model.path),
+                "column": model.column,
+                "trained": model.iterations,
+                "iterations": t,
+                **done[_key(model, dataset, t)],
+            }
+            for t in iterations
+        ]
+    return rows
+
+
+def _key(model: Trained, dataset: SegmentationDataset, iterations: int) -> str:
+    return f"{model.path} | {dataset.info.name} {dataset.split} {len(dataset)} | {iterations}"
+
+
+def summarise(rows: Sequence[dict[str, Any]], key: str = "miou") -> dict[str, Any]:
+    columns = sorted({r["column"] for r in rows}, key=lambda c: (c == "emanet", c))
+    iterations = sorted({r["iterations"] for r in rows})
+    cells: dict[str, dict[str, Any]] = {}
+    for column in columns:
+        cells[column] = {}
+        for t in iterations:
+            runs = [r[key] for r in rows if r["column"] == column and r["iterations"] == t]
+            mean, sd = mean_sd(runs)
+            cells[column][str(t)] = {"mean": mean, "sd": sd, "runs": runs}
+    best = {c: int(max(row, key=lambda t: row[t]["mean"])) for c, row in cells.items()}
+    # Seeds differ in level, not in shape: the spread that matters here is around a model's mean.
+    return {
+        "measure": key,
+        "iterations": iterations,
+        "columns": columns,
+        "cells": cells,
+        "best_iterations": best,
+        "trained": {r["column"]: r["trained"] for r in rows},
+        "gain": {c: _gain(rows, c, best[c], key) for c in columns},
+    }
+
+
+def _gain(rows: Sequence[dict[str, Any]], column: str, best: int, key: str) -> dict[str, Any]:
+    """Best iterations minus those of training, model by model."""
+    mine = [r for r in rows if r["column"] == column]
+    trained = {r["model"]: r[key] for r in mine if r["iterations"] == r["trained"]}
+    pairs = [r[key] - trained[r["model"]] for r in mine
+             if r["iterations"] == best and r["model"] in trained]  # fmt: skip
+    if not pairs:
+        return {"mean": None, "sd": None, "models": 0}
+    noise = pooled([pairs])
+    return {"mean": fmean(pairs), "sd": noise and noise.sd, "models": len(pairs)}
+
+
+def paper_summary() -> dict[str, Any]:
+    cells = {
+        column: {
+            str(t): {"mean": value, "sd": None, "runs": [value]}
+            for t, value in zip(paper.ITERATIONS, printed, strict=True)
+        }
+        for column, printed in paper.TABLE_2.items()
+    }
+    return {
+        "iterations": list(paper.ITERATIONS),
+        "columns": list(paper.TABLE_2),
+        "cells": cells,
+        "best_iterations": {
+            column: paper.ITERATIONS[printed.index(max(printed))]
+            for column, printed in paper.TABLE_2.items()
+        },
+        "trained": dict(paper.TABLE_2_TRAINED),
+    }
