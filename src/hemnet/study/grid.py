@@ -162,7 +162,7 @@ class _Pool:
                 cell = busy.pop(pipe)
                 try:
                     problem = pipe.recv()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     process = self.workers.pop(pipe)
                     process.join()
                     problem = f"its process ended with code {process.exitcode}"

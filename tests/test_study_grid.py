@@ -1,0 +1,129 @@
+"""A grid of runs: it goes on where it stopped, survives what fails, and can be split."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hemnet.data import Scenes
+from hemnet.engine.stop import StopSignals
+from hemnet.errors import UserError
+from hemnet.study.grid import Cell, _Pool, _run_cell, collect, of_shard, read_result, run_grid
+from hemnet.study.memory import Remembered
+from hemnet.study.recipe import for_head, scenes_config, study_config
+
+
+def work(cell: Cell, run: Path, data: object) -> dict[str, object]:
+    """Stands in for training; runs in the worker process."""
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / "visits", "a") as file:
+        file.write("x")
+    if cell.place["does"] == "raise" and not (run.parent / "mended").exists():
+        raise RuntimeError("out of luck")
+    if cell.place["does"] == "die":
+        os._exit(7)
+    return {"miou": 50.0, "threads": torch.get_num_threads()}
+
+
+def slow(cell: Cell, run: Path, data: object) -> dict[str, object]:
+    time.sleep(60)
+    return {"miou": 1.0}
+
+
+def cells(*what: str) -> list[Cell]:
+    config = scenes_config()
+    config.data.length = config.data.val_length = 1
+    return [Cell(f"{does}{n}", config, {"does": does}, work) for n, does in enumerate(what)]
+
+
+def test_failing_and_dying_cells_are_marked_and_the_rest_goes_on(tmp_path, capsys):
+    wanted = cells("fine", "raise", "die", "fine")
+    outcome = run_grid(wanted, tmp_path, workers=1)
+    assert set(outcome.failed) == {"raise1", "die2"}
+    assert "out of luck" in outcome.failed["raise1"]
+    assert "code 7" in outcome.failed["die2"]
+    found = collect(wanted, [tmp_path])
+    assert [found[c.name]["status"] for c in wanted] == ["done", "failed", "failed", "done"]
+    assert found["fine0"]["threads"] == found["fine3"]["threads"] == 1
+    assert "RuntimeError" in found["raise1"]["trace"]
+
+    # Again: what is done is not done again, and a cell that was mended is.
+    assert run_grid([wanted[0], wanted[3]], tmp_path).failed == {}
+    assert "2 of 2 runs are already" in capsys.readouterr().out
+    assert _run_cell(wanted[0], tmp_path, {}) is None
+    assert (tmp_path / "runs" / "fine0" / "visits").read_text() == "x"
+    (tmp_path / "runs" / "mended").touch()
+    assert _run_cell(wanted[1], tmp_path, {}) is None
+    assert collect(wanted, [tmp_path])["raise1"]["status"] == "done"
+
+
+def test_a_stopped_grid_marks_nothing_as_failed(tmp_path):
+    config = scenes_config()
+    config.data.length = config.data.val_length = 1
+    one = Cell("slow", config, {}, slow)
+    signals, pool = StopSignals(), _Pool(1, tmp_path)
+    started = time.monotonic()
+    threading.Timer(1.0, lambda: setattr(signals, "requested", signal.SIGTERM)).start()
+    assert list(pool.run([one, one], signals)) == []
+    pool.close()
+    assert time.monotonic() - started < 50
+    assert read_result(tmp_path / "runs" / "slow") is None
+
+
+def test_shards_share_nothing_and_miss_nothing():
+    wanted = cells(*["fine"] * 10)
+    parts = [of_shard(wanted, f"{i}/3") for i in (1, 2, 3)]
+    names = [c.name for part in parts for c in part]
+    assert sorted(names) == sorted(c.name for c in wanted)
+    assert len(set(names)) == 10
+    for wrong in ("0/3", "4/3", "1", "a/b"):
+        with pytest.raises(UserError, match="expected I/N"):
+            of_shard(wanted, wrong)
+
+
+def test_results_of_other_machines_are_merged(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    wanted = cells("fine", "raise", "fine")
+    assert _run_cell(wanted[1], a, {}) is not None
+    (b / "runs" / "raise1").mkdir(parents=True)
+    (b / "runs" / "raise1" / "result.json").write_text('{"status": "done", "miou": 3.0}')
+    found = collect(wanted, [a, b])
+    assert list(found) == ["raise1"]
+    assert found["raise1"]["miou"] == 3.0
+
+
+def test_remembered_images_are_the_same_and_read_once(monkeypatch):
+    source = Scenes("train", size=32, length=3)
+    expected = [source.read(i) for i in range(3)]
+    reads = []
+    original = Scenes.read
+    monkeypatch.setattr(Scenes, "read", lambda self, i: (reads.append(i), original(self, i))[1])
+    room = 4 * 32 * 32 * 2  # for two of them
+    data = Remembered(source, room)
+    for _ in range(2):
+        for i in range(3):
+            for one, other in zip(data.read(i), expected[i], strict=True):
+                assert torch.equal(one, other)
+    assert reads == [0, 1, 2, 2]
+    assert len(data) == 3
+    assert data.id(1) == source.id(1)
+
+
+def test_recipe_takes_flags_and_heads_keep_what_they_know():
+    config = study_config(None, ["--optim.steps", "70", "--model.options.bases", "8"])
+    assert config.optim.steps == config.validation.every == 70
+    assert config.model.options["bases"] == 8
+    for_head(config, "emanet")
+    assert config.model.options == {"bases": 8}
+    for_head(config, "fcn")
+    assert config.model.options == {}
+    assert config.model.channels is None
+    other = study_config(None, ["--data.name=camvid", "--data.root", "somewhere"])
+    assert other.data.size is None
+    assert other.loss.class_weights is None
+    with pytest.raises(UserError, match="val_split"):
+        study_config(None, ["--data.val_split", "null"])
