@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hemnet.data.dataset import Info
 from hemnet.data.show import colour_labels
+from hemnet.engine.pictures import Example, mistakes
 from hemnet.study.attention import Look, main_colours
 from hemnet.study.style import INK, new_figure, save
 
@@ -31,46 +36,76 @@ def draw_attention(
     """Above: image, label, prediction, x. Below: a row for each iteration in `shown`."""
     pictures = main_colours([seen.features, *seen.rebuilt])
     height, width = image.shape[1:]
-    columns = max(len(bases) + 1, 4)
-    tile = 1.45
+    columns, rows, tile = max(len(bases) + 1, 4), 1 + len(shown), 1.45
     high = tile * height / width
-    rows = 1 + len(shown)
-    figure = new_figure(tile * columns + 0.35, (high + 0.06) * rows + 0.75)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    figure.get_layout_engine().set(w_pad=0.015, h_pad=0.015, wspace=0.01, hspace=0.01)  # type: ignore[union-attr, call-arg]
-    for axis in axes.flatten():
-        axis.set_axis_off()
+    figure = Figure(figsize=(tile * columns + 0.4, high * rows + 1.42), dpi=200)
+    # Places by hand: pictures of one size, rows close together, room for names above two of them.
+    total = figure.get_figheight()
+    axes = np.empty((rows, columns), dtype=object)
+    for i in range(rows):
+        top = 0.27 + i * (high + 0.05) + (0.27 if i else 0)
+        for j in range(columns):
+            place = (0.4 + j * tile, total - top - high, tile - 0.05, high)
+            scale = (figure.get_figwidth(), total) * 2
+            axes[i, j] = figure.add_axes([p / s for p, s in zip(place, scale, strict=True)])
+            axes[i, j].set_axis_off()
+    size = (height, width)
     head: list[tuple[str, NDArray[Any]]] = [("image", image.permute(1, 2, 0).numpy())]
     if mask is not None:
         head.append(("label", colour_labels(mask, info.palette)))
     head.append(("prediction", colour_labels(seen.prediction, info.palette)))
+    if mask is not None and columns > 4:
+        found = Example("", image, mask, seen.prediction.to(torch.uint8))
+        head.append(("mistakes", mistakes(found)))
     for axis, (name, picture) in zip(axes[0], head, strict=False):
-        _show(axis, picture, (height, width), name)
-    _show(axes[0, -1], pictures[0].numpy(), (height, width), "features x")
+        _show(axis, picture, size, name)
+    _show(axes[0, -1], pictures[0].numpy(), size, "features x")
+    most = max(float(seen.responsibilities[t - 1][list(bases)].max()) for t in shown)
     for line, t in zip(axes[1:], shown, strict=True):
         first = t == shown[0]
         for axis, k in zip(line, bases, strict=False):
             gamma = seen.responsibilities[t - 1][k].numpy()
-            _show(axis, gamma, (height, width), f"basis {k + 1}" if first else "", vmax=1.0)
-        name = "rebuilt x̃" if first else ""
-        _show(line[-1], pictures[t].numpy(), (height, width), name)
+            drawn = _show(axis, gamma, size, f"basis {k + 1}" if first else "", vmax=most)
+        _show(line[-1], pictures[t].numpy(), size, "rebuilt x̃" if first else "")
         line[0].text(
-            -0.04, 0.5, f"t = {t}", transform=line[0].transAxes, rotation=90,
+            -0.05, 0.5, f"t = {t}", transform=line[0].transAxes, rotation=90,
             ha="right", va="center", fontsize=10, color=INK,
         )  # fmt: skip
+    place = figure.add_axes([0.4 / figure.get_figwidth(), 0.36 / total, 0.3, 0.1 / total])
+    bar = figure.colorbar(drawn, cax=place, orientation="horizontal")
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=9)
+    bar.ax.set_title("attention γ", fontsize=9.5, loc="left", pad=3)
+    _legend(figure, seen.prediction, mask, info)
     return save(figure, stem)
+
+
+def _legend(figure: Figure, prediction: Tensor, mask: Tensor | None, info: Info) -> None:
+    """The classes in label or prediction, the most frequent first, as far as there is room."""
+    seen = prediction if mask is None else torch.cat((prediction.flatten(), mask.long().flatten()))
+    counts = torch.bincount(seen.flatten().long(), minlength=256)[: len(info.classes)]
+    order = [int(k) for k in counts.argsort(descending=True) if counts[k]][:9]
+    patches = [
+        Patch(color=tuple(v / 255 for v in info.palette[k]), label=info.classes[k]) for k in order
+    ]
+    figure.legend(
+        handles=patches, loc="lower right", ncols=3, frameon=False, fontsize=8.5,
+        handlelength=1, handleheight=1, columnspacing=1.0, handletextpad=0.4, borderaxespad=0.2,
+    )  # fmt: skip
 
 
 def _show(
     axis: Axes, picture: NDArray[Any], size: tuple[int, int], title: str, vmax: float | None = None
-) -> None:
+) -> AxesImage:
     extent = (0.0, float(size[1]), float(size[0]), 0.0)  # maps of any size cover the image
     smooth = "nearest" if picture.dtype == np.uint8 else "bilinear"
-    axis.imshow(
+    drawn = axis.imshow(
         picture, cmap=ATTENTION, vmin=0 if vmax else None, vmax=vmax, extent=extent,
         interpolation=smooth,
     )  # fmt: skip
-    axis.set_title(title, fontsize=10, color=INK, pad=3)
+    if title:
+        axis.set_title(title, fontsize=10, color=INK, pad=3)
+    return drawn
 
 
 def draw_shares(shares: Tensor, weight: Tensor, info: Info, stem: Path) -> list[Path]:
