@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from hemnet.data import Scenes
+from hemnet.engine.build import build_model
+from hemnet.engine.load import load_model
 from hemnet.engine.stop import StopSignals
+from hemnet.engine.train import train
 from hemnet.errors import UserError
+from hemnet.study.features import FeatureStore
 from hemnet.study.grid import Cell, _Pool, _run_cell, collect, of_shard, read_result, run_grid
 from hemnet.study.memory import Remembered
 from hemnet.study.recipe import for_head, scenes_config, study_config
@@ -127,3 +131,25 @@ def test_recipe_takes_flags_and_heads_keep_what_they_know():
     assert other.loss.class_weights is None
     with pytest.raises(UserError, match="val_split"):
         study_config(None, ["--data.val_split", "null"])
+
+
+@pytest.mark.parametrize("head", ["hemnet", "deeplabv3plus"])
+def test_a_frozen_backbone_is_asked_once_and_training_is_the_same(tmp_path, head):
+    config = scenes_config()
+    for_head(config, head)
+    config.data.size, config.data.crop, config.data.flip = 32, (32, 32), 0.0
+    config.data.length, config.data.val_length = 4, 2
+    config.optim.steps = config.validation.every = config.run.checkpoint_every = 5
+    config.optim.warmup, config.optim.batch_size, config.model.channels = 0, 4, 8
+    config.model.freeze_stages = 5
+    store = FeatureStore()
+    losses = []
+    for name, prepare in (("plain", None), ("stored", store.attach), ("again", store.attach)):
+        train(config, tmp_path / name, quiet=True, prepare=prepare)
+        model = load_model(tmp_path / name)
+        losses.append(torch.cat([p.flatten() for p in model.parameters()]))
+    assert store.asked == 6  # 4 images of training, 2 of validation, in five epochs and two runs
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(losses[2], losses[1])
+    config.model.freeze_stages = 4
+    assert not store.attach(build_model(config, Scenes("train").info))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
 from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
+from hemnet.nn.segmenter import Segmenter
 
 log = logging.getLogger("hemnet")
 
@@ -59,12 +60,13 @@ def train(
     allow_changes: bool = False,
     quiet: bool = False,
     data: Datasets | None = None,
+    prepare: Callable[[Segmenter], object] | None = None,
 ) -> TrainResult:
     """Train a model in the run folder `out`; with `resume` go on where the folder's run was.
 
     A folder that holds a run is not overwritten, and a run is resumed with its own configuration
     only, unless `allow_changes`. `data` are the configuration's data sets where the caller has
-    them open already.
+    them open already; `prepare` is called with the model before the first step.
     """
     check_config(config)
     check_wandb(config)
@@ -73,6 +75,8 @@ def train(
         if accelerator.is_main_process:
             check_folder(config, out, resume, allow_changes)
         run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
+        if prepare is not None:
+            prepare(run.model)
         try:
             return run.go()
         finally:

@@ -40,14 +40,15 @@ def draw_attention(
     high = tile * height / width
     figure = Figure(figsize=(tile * columns + 0.4, high * rows + 1.42), dpi=200)
     # Places by hand: pictures of one size, rows close together, room for names above two of them.
-    total = figure.get_figheight()
+    wide, total = figure.get_size_inches()
     axes = np.empty((rows, columns), dtype=object)
     for i in range(rows):
         top = 0.27 + i * (high + 0.05) + (0.27 if i else 0)
         for j in range(columns):
-            place = (0.4 + j * tile, total - top - high, tile - 0.05, high)
-            scale = (figure.get_figwidth(), total) * 2
-            axes[i, j] = figure.add_axes([p / s for p, s in zip(place, scale, strict=True)])
+            left, below = 0.4 + j * tile, total - top - high
+            axes[i, j] = figure.add_axes(
+                (left / wide, below / total, (tile - 0.05) / wide, high / total)
+            )
             axes[i, j].set_axis_off()
     size = (height, width)
     head: list[tuple[str, NDArray[Any]]] = [("image", image.permute(1, 2, 0).numpy())]
@@ -71,7 +72,7 @@ def draw_attention(
             -0.05, 0.5, f"t = {t}", transform=line[0].transAxes, rotation=90,
             ha="right", va="center", fontsize=10, color=INK,
         )  # fmt: skip
-    place = figure.add_axes([0.4 / figure.get_figwidth(), 0.36 / total, 0.3, 0.1 / total])
+    place = figure.add_axes((0.4 / wide, 0.36 / total, 0.3, 0.1 / total))
     bar = figure.colorbar(drawn, cax=place, orientation="horizontal")
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=9)
@@ -86,7 +87,8 @@ def _legend(figure: Figure, prediction: Tensor, mask: Tensor | None, info: Info)
     counts = torch.bincount(seen.flatten().long(), minlength=256)[: len(info.classes)]
     order = [int(k) for k in counts.argsort(descending=True) if counts[k]][:9]
     patches = [
-        Patch(color=tuple(v / 255 for v in info.palette[k]), label=info.classes[k]) for k in order
+        Patch(color="#{:02x}{:02x}{:02x}".format(*info.palette[k]), label=info.classes[k])
+        for k in order
     ]
     figure.legend(
         handles=patches, loc="lower right", ncols=3, frameon=False, fontsize=8.5,

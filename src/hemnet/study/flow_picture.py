@@ -86,7 +86,7 @@ def _totals(axis: Axes, training: dict[float, list[dict[str, Any]]]) -> None:
     tidy(axis, "(d) both, during training", "training step", "mean |∂loss/∂x|")
     axis.set_ylim(0)
     axis.ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
-    axis.yaxis.get_offset_text().set_size(9)
+    axis.yaxis.get_offset_text().set_fontsize(9)
 
 
 def _whole(axis: Axes, start: Curves) -> None:
