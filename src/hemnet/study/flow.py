@@ -14,9 +14,10 @@ from torch import nn
 from hemnet.config import TrainConfig
 from hemnet.data import Batch, SegmentationDataset
 from hemnet.data.loading import training_batches
-from hemnet.engine.build import augmentation_of, build_model
+from hemnet.engine.build import augmentation_of, build_model, evaluation_options
+from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
-from hemnet.engine.optim import make_optimizer, rate_at, set_rate
+from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.nn.segmenter import Segmenter
 from hemnet.study.gradients import effective_weights, model_gradient_flow
 from hemnet.study.grid import Cell, Datasets
@@ -54,40 +55,75 @@ def gradient_cells(
 
 def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
     """Train as `hemnet train` does, in memory, and measure before the first step and on."""
-    config, (train_set, _) = cell.config, data
-    model = build_model(config, train_set.info)
-    layout = torch.channels_last if config.run.channels_last else torch.contiguous_format
-    model.to(memory_format=layout)
-    loss = SegmentationLoss(config.loss, train_set.num_classes)
-    optimizer = make_optimizer(model, config.optim)
+    config, (train_set, val_set) = cell.config, data
+    optim, device = config.optim, device_of(config)
+    model = build_model(config, train_set.info).to(device)
+    model.to(memory_format=layout_of(config))
+    loss = SegmentationLoss(config.loss, train_set.num_classes).to(device)
+    optimizer = make_optimizer(model, optim)
     fixed = fixed_samples(config, train_set, model, cell.place["samples"])
-    augmentation, size = augmentation_of(config, model), config.optim.batch_size
-    batches = iter(training_batches(train_set, augmentation, batch_size=size, seed=config.run.seed))
-    measured = []
-    steps, every = config.optim.steps, cell.place["every"]
-    for step in range(steps + 1):
-        if step % every == 0 or step == steps:
+    batches = iter(
+        training_batches(
+            train_set,
+            augmentation_of(config, model),
+            batch_size=optim.batch_size // optim.accumulate,
+            seed=config.run.seed,
+            device=device,
+        )
+    )
+    measured: list[dict[str, Any]] = []
+    for step in range(optim.steps + 1):
+        if step % cell.place["every"] == 0 or step == optim.steps:
             measured.append({"step": step, **measure(model, loss, fixed)})
-        if step == steps:
+        if step == optim.steps:
             break
-        batch = next(batches)
-        set_rate(optimizer, rate_at(step, config.optim))
-        torch.manual_seed(config.run.seed * steps + step)  # dropout
-        value = mean_loss(loss, batch, model)
-        value.backward()
+        set_rate(optimizer, rate_at(step, optim))
+        torch.manual_seed(config.run.seed * optim.steps + step)  # dropout
+        parts = [next(batches) for _ in range(optim.accumulate)]
+        total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
+        for part in parts:
+            images = part.images.contiguous(memory_format=layout_of(config))
+            (loss.of(model, images, part.masks) / total).backward()
+        if optim.clip is not None:
+            torch.nn.utils.clip_grad_norm_(trained(model), optim.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        measured[-1].setdefault("loss", value.item())
-    return {"measurements": measured}
+    return {"measurements": measured, **_validation(model, config, val_set)}
+
+
+def device_of(config: TrainConfig) -> torch.device:
+    wanted = config.run.device in ("auto", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if wanted else "cpu")
+
+
+def layout_of(config: TrainConfig) -> torch.memory_format:
+    return torch.channels_last if config.run.channels_last else torch.contiguous_format
+
+
+def _validation(
+    model: Segmenter, config: TrainConfig, dataset: SegmentationDataset | None
+) -> dict[str, float]:
+    if dataset is None:
+        return {}
+    found = evaluate(model, dataset, evaluation_options(config), progress=None)
+    return {"miou": found.miou}
 
 
 def fixed_samples(
     config: TrainConfig, dataset: SegmentationDataset, model: Segmenter, samples: int
 ) -> list[Batch]:
     """The same randomly chosen training samples for every model, in batches as in training."""
-    size = min(config.optim.batch_size, samples)
-    augmentation = augmentation_of(config, model)
-    batches = iter(training_batches(dataset, augmentation, batch_size=size, seed=SAMPLE_SEED))
+    size = min(config.optim.batch_size // config.optim.accumulate, samples)
+    device = next(model.parameters()).device
+    batches = iter(
+        training_batches(
+            dataset,
+            augmentation_of(config, model),
+            batch_size=size,
+            seed=SAMPLE_SEED,
+            device=device,
+        )
+    )
     return [next(batches) for _ in range(max(1, samples // size))]
 
 

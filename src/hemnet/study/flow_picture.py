@@ -35,8 +35,8 @@ def draw_flow(
     axes = figure.subplots(*shape, squeeze=False).flatten()
     _bound(axes[0], start)
     top = max(max(m["n_step"] + m["e_step"]) for m in start.values())
-    _gradients(axes[1], start, "n_step", top, "(b) gradient by the N-step")
-    _gradients(axes[2], start, "e_step", top, "(c) gradient by the E-step")
+    _gradients(axes[1], start, "n_step", top, "(b) by the N-step")
+    _gradients(axes[2], start, "e_step", top, "(c) by the E-step")
     for eta, measured in start.items():
         scale = measured["n_step"][-1] / measured["weights"][-1]
         expected = [scale * w if w * scale > top * FLOOR else math.nan for w in measured["weights"]]
@@ -81,12 +81,12 @@ def _gradients(axis: Axes, start: Curves, key: str, top: float, title: str) -> N
 
 
 def _totals(axis: Axes, training: dict[float, list[dict[str, Any]]]) -> None:
+    power = math.floor(math.log10(max(m["total"] for runs in training.values() for m in runs)))
     for eta, measured in training.items():
-        _line(axis, [m["step"] for m in measured], [m["total"] for m in measured], eta)
-    tidy(axis, "(d) both, during training", "training step", "mean |∂loss/∂x|")
+        totals = [m["total"] / 10.0**power for m in measured]
+        _line(axis, [m["step"] for m in measured], totals, eta)
+    tidy(axis, "(d) by both, in training", "training step", f"mean |∂loss/∂x| (10$^{{{power}}}$)")
     axis.set_ylim(0)
-    axis.ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
-    axis.yaxis.get_offset_text().set_fontsize(9)
 
 
 def _whole(axis: Axes, start: Curves) -> None:
