@@ -23,7 +23,8 @@ def test_python_snippets_run_from_top_to_bottom(
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md"]
+    "name",
+    ["README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md", "docs/studies.md"],
 )
 def test_links_to_files_exist(name: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text()):
