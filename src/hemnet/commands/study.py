@@ -198,7 +198,7 @@ def train_cells(args: argparse.Namespace, cells: Sequence[Cell], **options: Any)
         raise UserError(f"--workers {args.workers}: expected at least 1")
     outcome = run_grid(cells, args.out, workers=args.workers, **options)
     if outcome.stopped_by is not None:
-        print(f"stopped. Go on with: hemnet study {args.study} --out {args.out}")
+        print(f"stopped. The same command goes on with what is in {args.out}")
         raise SystemExit(128 + outcome.stopped_by)
     return outcome
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -207,6 +208,8 @@ def _work(pipe: Connection, number: int) -> None:
     """A worker's life: a cell comes, its outcome goes back, until the pipe closes."""
     import torch
 
+    # Ctrl-C reaches every process of a terminal; the grid itself tells its workers to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     if torch.cuda.is_available():  # workers share the GPUs evenly
         torch.cuda.set_device(number % torch.cuda.device_count())

@@ -89,9 +89,12 @@ def failures_text(summary: dict[str, Any]) -> str:
 
 def ablation_document(summary: dict[str, Any], context: dict[str, Any] | None, paper: str) -> str:
     parts = ["# Iterations and step size in training (Table 1)\n", failures_text(summary)]
-    parts += [f"Validation mIoU in percent, mean ± standard deviation over "
-              f"{len(summary['seeds'])} seeds; the best of each column in bold.\n",
-              grid_table(summary)]  # fmt: skip
+    seeds = ", ".join(map(str, summary["seeds"]))
+    parts += [
+        f"Validation mIoU in percent, mean ± standard deviation over the seeds {seeds}; the best "
+        "of each column in bold.\n",
+        grid_table(summary),
+    ]
     if summary["floor"]:
         parts.append(f"The same network without attention: {summary['floor']['mean']:.2f}.\n")
     parts.append(statistics_text(summary))
