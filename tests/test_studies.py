@@ -276,6 +276,8 @@ def test_commands_write_json_markdown_and_pictures(grid, tmp_path, capsys):
     settings = ["--iterations", 2, "--step-sizes", 0.5, "--seeds", 0]
     (out / "recipe.yaml").write_text(dump_config(tiny()))
     assert hemnet("study", "ablation", *settings, "--out", out) == 0
+    assert hemnet("study", "ablation", *settings[:-1], 0, 1, "--summary", "--out", out) == 0
+    assert "3 of 6 runs are missing" in (out / "ablation.md").read_text()
     run = out / "runs" / "T02_eta0.5_seed0"
     flags = ["--data.val_length", 2]
     assert hemnet("study", "iterations", *flags, out, "--iterations", 1, 2, "--out", tmp_path) == 0

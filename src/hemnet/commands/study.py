@@ -96,6 +96,9 @@ def _ablation_arguments(sub: argparse.ArgumentParser) -> None:
     _numbers(sub, "--iterations", int, (1, 2, 3, 4, 6, 8, 12, 16), "T in training")
     _numbers(sub, "--step-sizes", float, STEP_SIZES, "η")
     _trains(sub)
+    sub.add_argument(
+        "--summary", action="store_true", help="no training: the table of what is done so far"
+    )
     sub.add_argument("--shard", metavar="I/N", help="only every N-th run, from the I-th")
     sub.add_argument(
         "--merge", type=Path, nargs="+", default=[], metavar="DIR", help="grids of other shards"

@@ -23,7 +23,7 @@ def ablation(args: argparse.Namespace) -> None:
 
     config = recipe_of(args)
     cells = ablation_cells(config, args.iterations, args.step_sizes, args.seeds, args.baselines)
-    outcome = train_cells(args, cells, shard=args.shard)
+    outcome = None if args.summary else train_cells(args, cells, shard=args.shard)
     results = collect(cells, [args.out, *args.merge])
     summary, printed = summarise(cells, results), paper_summary()
     if not summary["runs_done"]:

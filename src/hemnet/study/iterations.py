@@ -57,18 +57,23 @@ def _number(step_size: Any) -> str:
 
 
 def _best_of_grid(grid: Path) -> list[Trained]:
-    runs: dict[str, dict[int, list[tuple[Path, float]]]] = {}
+    """By the mean over the seeds that all rows of a column have, so that none has an advantage."""
+    columns: dict[str, dict[int, dict[int, tuple[Path, float]]]] = {}  # column → T → seed → run
     for folder in sorted((grid / "runs").iterdir()):
         result = read_result(folder)
         if result and result["status"] == "done" and result["iterations"] > 0:
-            rows = runs.setdefault(result["column"], {})
-            rows.setdefault(result["iterations"], []).append((folder, result["miou"]))
+            rows = columns.setdefault(result["column"], {})
+            rows.setdefault(result["iterations"], {})[result["seed"]] = folder, result["miou"]
     found = []
-    for column, rows in runs.items():
-        most = max(len(row) for row in rows.values())
-        whole = {t: row for t, row in rows.items() if len(row) == most}  # the same seeds
-        best = max(whole, key=lambda t: fmean(miou for _, miou in whole[t]))
-        found += [Trained(folder, column, best) for folder, _ in whole[best]]
+    for column, rows in columns.items():
+        common = set.intersection(*(set(row) for row in rows.values()))
+        if not common:
+            raise UserError(
+                f"the runs of column {column} in {grid} have no seed in common: go on with the "
+                "ablation first"
+            )
+        best = max(rows, key=lambda t: fmean(rows[t][seed][1] for seed in common))
+        found += [Trained(rows[best][seed][0], column, best) for seed in sorted(common)]
     return found
 
 
