@@ -48,7 +48,9 @@ def _heat(axis: Axes, summary: dict[str, Any]) -> None:
     means = np.array(
         [[summary["cells"][c].get(str(t), {}).get("mean") for c in columns] for t in rows], float
     )
-    known = means[np.isfinite(means)]
+    # Step sizes share the scale; EMANet, which may lie far below them, is darkest there.
+    scaled = means[:, [c != EMANET for c in columns]] if len(columns) > 1 else means
+    known = scaled[np.isfinite(scaled)]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
     span = max(high - low, 1e-9)
     axis.set_facecolor("#eeeeee")
@@ -106,5 +108,16 @@ def draw_lines(summary: dict[str, Any], y: str, stem: Path) -> list[Path]:
         axis.axhline(summary["floor"]["mean"], color=FLOOR, lw=1.2, ls=":", label="no attention")
     tidy(axis, x="iterations in training, T", y=y)
     iteration_axis(axis, rows)
-    axis.legend(frameon=False, fontsize=9, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    # A reference line is no container and would come first.
+    handles, labels = axis.get_legend_handles_labels()
+    last = sorted(range(len(labels)), key=lambda i: labels[i] == "no attention")
+    axis.legend(
+        [handles[i] for i in last],
+        [labels[i] for i in last],
+        frameon=False,
+        fontsize=9,
+        ncols=1,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )
     return save(figure, stem)
