@@ -19,6 +19,7 @@ from hemnet.version import __version__
 COMMANDS = {
     "demo": "hemnet.commands.demo",
     "evaluate": "hemnet.commands.evaluate",
+    "predict": "hemnet.commands.predict",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
     "train": "hemnet.commands.train",

@@ -93,7 +93,7 @@ def _look(model: nn.Module, images: Tensor, options: EvaluationOptions) -> Tenso
     rows, columns = min(options.window_size[0], height), min(options.window_size[1], width)
     if (rows, columns) == (height, width):
         return _softmax(model, images)
-    weight = _ramp(rows, images.device)[:, None] * _ramp(columns, images.device)
+    weight = window_ramp(rows, images.device)[:, None] * window_ramp(columns, images.device)
     total: Tensor | None = None
     weights = torch.zeros(height, width, device=images.device)
     for top in window_starts(height, rows, options.overlap):
@@ -115,7 +115,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
     return [round(i * (length - window) / max(1, count - 1)) for i in range(count)]
 
 
-def _ramp(length: int, device: torch.device) -> Tensor:
+def window_ramp(length: int, device: torch.device) -> Tensor:
     """Weights 1, 2, …, 2, 1, scaled to 1: a window knows its middle better than its border."""
     steps = torch.arange(1, length + 1, device=device, dtype=torch.float32)
     weight = torch.minimum(steps, steps.flip(0))
