@@ -28,6 +28,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
     from hemnet.engine.maps import full_palette, save_voc_archive
     from hemnet.engine.predict import CLASSES, LINES, Predictor, Writer, class_names
 
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # notes on odd metadata of a file
     listed = sys.stdin if "-" in args.inputs else ()
     sources = find_images([i for i in args.inputs if i != "-"], listed, leave_out=args.out)
     model = load_model(args.model)

@@ -146,7 +146,6 @@ def _shares(starts: tuple[int, ...], length: int) -> list[tuple[float, float]]:
 
 
 def _inside(share: tuple[float, float], pixels: int, positions: int) -> slice:
-    """The feature positions, spread evenly from the first pixel to the last, inside a share."""
-    places = np.linspace(0, pixels - 1, positions) if positions > 1 else np.zeros(1)
-    first, last = np.searchsorted(places, share)
+    """The feature positions, each the middle of its cell of pixels, inside a share."""
+    first, last = np.searchsorted((np.arange(positions) + 0.5) * pixels / positions, share)
     return slice(int(first), int(last))

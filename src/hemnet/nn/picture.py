@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,9 +70,7 @@ def rgb(file: Image.Image, path: str | Path, upright: bool = True) -> Image.Imag
     `upright` obeys a photograph's rotation mark.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # notes on odd metadata
-            return _converted(file, upright)
+        return _converted(file, upright)
     except MemoryError:
         raise
     except Exception as error:
