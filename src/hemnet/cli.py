@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": "hemnet.commands.demo",
     "evaluate": "hemnet.commands.evaluate",
     "predict": "hemnet.commands.predict",
+    "export": "hemnet.commands.export",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
     "train": "hemnet.commands.train",

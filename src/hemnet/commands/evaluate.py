@@ -1,7 +1,7 @@
 """Evaluate a model: mIoU, IoU per class and pixel accuracy, from one confusion matrix.
 
-MODEL is a run folder, a folder that save_pretrained wrote, or a hub id. A run folder remembers its
-data set, so that `hemnet evaluate RUN` is enough.
+MODEL is a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, or a
+hub id. A run folder remembers its data set, so that `hemnet evaluate RUN` is enough.
 
 examples:
   hemnet evaluate runs/camvid
@@ -26,6 +26,7 @@ from hemnet.errors import UserError
 
 if TYPE_CHECKING:
     from hemnet.data.dataset import SegmentationDataset
+    from hemnet.engine.exported import ExportedModel
     from hemnet.engine.inference import EvaluationOptions
     from hemnet.engine.metrics import Evaluation
     from hemnet.nn.segmenter import Segmenter
@@ -35,7 +36,7 @@ SHOWN = 6  # best and worst images that are drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="run folder, saved model or hub id")
+    parser.add_argument("model", metavar="MODEL", help="run, saved or exported model, hub id")
     data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
     data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
     data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")
@@ -65,9 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     options = looking_options(args)
     from hemnet.engine.evaluate import evaluate
-    from hemnet.engine.load import RUN_MODEL, load_model
+    from hemnet.engine.load import RUN_MODEL, open_model
 
-    model = load_model(args.model)
+    model = open_model(args.model, args.trust)
     if args.report and not (Path(args.model) / RUN_MODEL).is_dir():
         raise UserError(f"--report is for run folders, and {args.model} is none.")
     dataset = _dataset(args, model)
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"wrote {write_report(args.model, dataset, result, device=device)}")
 
 
-def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
+def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
     """What the flags say; what they leave open, a run folder knows."""
     from hemnet.config import DataConfig
     from hemnet.data.catalog import open_dataset
@@ -177,7 +178,7 @@ def _content(
 
 
 def _draw(
-    model: Segmenter,
+    model: Segmenter | ExportedModel,
     dataset: SegmentationDataset,
     options: EvaluationOptions,
     result: Evaluation,

@@ -27,6 +27,9 @@ def add_looking(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--iterations", type=int, help="of EM, instead of the model's own")
     how.add_argument("--batch", type=int, default=1, help="images at once, if of one size (1)")
     how.add_argument("--workers", type=int, default=2, help="processes that read images (2)")
+    how.add_argument(
+        "--trust", action="store_true", help="load a .pt2 file, which could run any program"
+    )
     how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (auto)")
 
 

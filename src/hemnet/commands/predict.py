@@ -39,6 +39,7 @@ from hemnet.commands.looking import add_looking, chosen_device, looking_options
 from hemnet.errors import UserError
 
 if TYPE_CHECKING:
+    from hemnet.engine.exported import ExportedModel
     from hemnet.engine.inputs import Source
     from hemnet.engine.predict import Prediction, PredictOptions, Predictor, Writer
     from hemnet.nn.segmenter import Segmenter
@@ -89,14 +90,14 @@ def run(args: argparse.Namespace) -> None:
     options = _options(args)
     from hemnet.engine.context import em_unit
     from hemnet.engine.inputs import find_images
-    from hemnet.engine.load import load_model
+    from hemnet.engine.load import open_model
     from hemnet.engine.maps import full_palette, save_voc_archive
     from hemnet.engine.predict import CLASSES, LINES, Predictor, Writer, class_names
 
     warnings.filterwarnings("ignore", module=r"PIL\.")  # notes on odd metadata of a file
     listed = sys.stdin if "-" in args.inputs else ()
     sources = find_images([i for i in args.inputs if i != "-"], listed, leave_out=args.out)
-    model = load_model(args.model)
+    model = open_model(args.model, args.trust)
     if options.global_bases:
         em_unit(model)  # says so where there is none
     if args.voc_server:
@@ -146,7 +147,7 @@ def _options(args: argparse.Namespace) -> PredictOptions:
         raise UserError(f"--{str(error).replace('_', '-', 1)}") from None
 
 
-def _check_voc(model: Segmenter, sources: Sequence[Source]) -> None:
+def _check_voc(model: Segmenter | ExportedModel, sources: Sequence[Source]) -> None:
     from hemnet.data.classes import VOC
 
     names = model.config.classes

@@ -25,6 +25,7 @@ from hemnet.data.transforms import Augmentation
 from hemnet.em import EMResult, e_step
 from hemnet.em.checks import check_steps
 from hemnet.em.streaming import GlobalBases, stream_em
+from hemnet.engine.inference import em_units
 from hemnet.engine.windows import Grid, read_window
 from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
@@ -33,7 +34,7 @@ CHUNK = 8192  # positions read back at a time
 
 
 def em_unit(model: nn.Module) -> HighwayEMAttention | EMAttention:
-    units = [m for m in model.modules() if isinstance(m, HighwayEMAttention | EMAttention)]
+    units = em_units(model)
     if len(units) != 1:
         raise UserError(
             f"--global-bases needs a model with one EM unit, and this one has {len(units)}. "

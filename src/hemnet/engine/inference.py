@@ -136,15 +136,22 @@ def _resize(images: Tensor, size: tuple[int, int], antialias: bool = False) -> T
     return F.interpolate(images, size, mode="bilinear", antialias=antialias)
 
 
+def em_units(model: nn.Module) -> list[HighwayEMAttention | EMAttention]:
+    return [m for m in model.modules() if isinstance(m, HighwayEMAttention | EMAttention)]
+
+
 @contextmanager
 def em_iterations(model: nn.Module, iterations: int | None) -> Iterator[None]:
     """Inside, the EM units of the model run this many iterations in evaluation."""
     if iterations is None:
         yield
         return
-    units = [m for m in model.modules() if isinstance(m, HighwayEMAttention | EMAttention)]
+    units = em_units(model)
     if not units:
-        raise UserError("this model has no EM unit, so there are no iterations to choose.")
+        raise UserError(
+            "this model has no EM unit whose iterations could be chosen. An exported file has "
+            "those it was exported with: `hemnet export --iterations`."
+        )
     before = [unit.eval_iterations for unit in units]
     try:
         for unit in units:
