@@ -131,9 +131,11 @@ def _trace(model: Segmenter) -> ExportedProgram:
     fused.auxiliary = None  # for training only
     with torch.no_grad(), _whole_numbers():
         program = torch.export.export(fused, (images,), dynamic_shapes=(sizes,), strict=False)
-    for node in program.graph.nodes:  # where the code lay on the disk of whoever exported
-        for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
-            node.meta.pop(key, None)
+    for part in program.graph_module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:  # where the code lay on the disk of whoever exported
+                for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+                    node.meta.pop(key, None)
     return program
 
 

@@ -52,10 +52,18 @@ class ExportedModel(nn.Module):
             raise UserError(f"{path} cannot be read: {text[0] if text else error!r}") from None
         if METADATA not in texts:
             raise UserError(f"{path} was not written by `hemnet export`: it has no metadata.")
+        self.path = path
         self.config = parse_config(texts[METADATA], path)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._run(images.detach().cpu().float()).to(images.device)
+        logits = self._run(images.detach().cpu().float())
+        expected = (images.shape[0], self.config.num_classes, *images.shape[-2:])
+        if logits.shape != expected:  # OpenVINO does so for images of a few pixels
+            raise UserError(
+                f"the engine of {self.path} cannot do images of {expected[2]}×{expected[3]} "
+                f"pixels: its logits have the shape {tuple(logits.shape)}, not {expected}."
+            )
+        return logits.to(images.device)
 
 
 def needs(kind: str, running: bool = False) -> None:
