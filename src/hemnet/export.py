@@ -64,7 +64,9 @@ def export_model(
     for unit in em_units(model):
         unit.eval_iterations = unit.eval_iterations if iterations is None else iterations
     try:
-        program = _trace(model)
+        fused = model.fuse()
+        fused.auxiliary = None  # for training only
+        program = trace(fused)
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".export-") as folder:
             scratch = Path(folder, path.name)
             WRITERS[kind](program, metadata(model), scratch)
@@ -123,14 +125,12 @@ def check_parity(model: nn.Module, exported: nn.Module) -> list[Parity]:
     return found
 
 
-def _trace(model: Segmenter) -> ExportedProgram:
-    """The fused model as a graph for any batch, height and width."""
-    images = torch.randn(2, 3, 65, 97)
+def trace(model: nn.Module, size: tuple[int, int] = (65, 97)) -> ExportedProgram:
+    """A model as a graph for any batch, height and width; `size` is that of an example."""
+    images = torch.randn(2, 3, *size)
     sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    fused = model.fuse()
-    fused.auxiliary = None  # for training only
     with torch.no_grad(), _whole_numbers():
-        program = torch.export.export(fused, (images,), dynamic_shapes=(sizes,), strict=False)
+        program = torch.export.export(model, (images,), dynamic_shapes=(sizes,), strict=False)
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:  # where the code lay on the disk of whoever exported
@@ -156,7 +156,7 @@ def _whole_numbers() -> Iterator[None]:
         module.get_same_padding = before
 
 
-def _write_onnx(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:
+def write_onnx(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:
     made: Any = torch.onnx.export(
         program,
         input_names=["images"],
@@ -187,7 +187,7 @@ def _write_openvino(program: ExportedProgram, texts: dict[str, str], path: Path)
     import openvino
 
     with tempfile.TemporaryDirectory() as folder:
-        _write_onnx(program, texts, Path(folder, "model.onnx"))
+        write_onnx(program, texts, Path(folder, "model.onnx"))
         converted = openvino.convert_model(Path(folder, "model.onnx"))
         for key, text in texts.items():
             converted.set_rt_info(text, [METADATA, key])
@@ -195,7 +195,7 @@ def _write_openvino(program: ExportedProgram, texts: dict[str, str], path: Path)
 
 
 WRITERS: dict[str, Callable[[ExportedProgram, dict[str, str], Path], None]] = {
-    "onnx": _write_onnx,
+    "onnx": write_onnx,
     "torch": _write_torch,
     "openvino": _write_openvino,
 }
