@@ -139,9 +139,11 @@ def _paper() -> tuple[dict[str, Any], Table]:
 
 def _size(text: str) -> tuple[int, int]:
     try:
-        height, width = (int(part) for part in text.lower().replace("×", "x").split("x"))
+        sides = [int(part) for part in text.lower().replace("×", "x").split("x")]
+        height, width = sides * 2 if len(sides) == 1 else sides
     except ValueError:
-        raise UserError(f"--size is HEIGHTxWIDTH such as 513x513, not {text!r}") from None
+        expected = "HEIGHTxWIDTH such as 513x513, or one side of a square"
+        raise UserError(f"--size is {expected}, not {text!r}") from None
     if height < 1 or width < 1:
         raise UserError(f"--size must be at least 1x1, not {text}")
     return height, width

@@ -67,4 +67,10 @@ def run(args: argparse.Namespace) -> None:
     summary = f"trained {result.step} steps"
     if result.best_miou is not None:
         summary += f", best mIoU {result.best_miou:.2f} at step {result.best_step}"
-    print(f"{summary}. The model is in {args.out / 'model'}")
+    from accelerate import PartialState
+
+    if PartialState().is_main_process:
+        from hemnet.report import write_report
+
+        print(f"{summary}. The model is in {args.out / 'model'}")
+        print(f"report: {write_report(args.out)}")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hemnet.em.checks import Steps
-from hemnet.em.steps import floor, no_autocast, scaled, wide
+from hemnet.em.steps import floor, no_autocast, offset, scaled, wide
 from hemnet.em.tiles import EStep, solve, tiles
 
 
@@ -104,24 +104,22 @@ class Exact(_Unrolled):
                 step, mu, last = steps[t], bases[t], t == len(steps) - 1
                 grad_step, grad_mass = _n_step_gradients(kept, t, grad)
                 grad_steps.append(grad_step)
-                # At Σ_n γ x, and μ/σ²: B,2K,C.
-                factors = torch.cat((step * grad / kept.weight(t), scaled(mu, variance)), dim=1)
-                pull = factors[:, : mu.shape[1]].mT.contiguous()
-                e_step = EStep(mu, variance, ctx.kernel)
+                pull = step * grad / kept.weight(t)  # ∂L/∂(Σ_n γ x): B,K,C
+                products = _Products(pull, grad_mass, mu, variance, ctx.kernel)
                 moments, totals = torch.zeros_like(mu), torch.zeros_like(mu[..., 0])  # Σ d x, Σ d
                 for tile in tiles(x):
                     part = wide(x[:, tile])
-                    gamma = kept.responsibilities(t, tile, e_step, part)
+                    known = kept.gamma[:, tile] if last and kept.gamma is not None else None
                     own = grad_gamma[:, tile] if last and grad_gamma is not None else None
-                    d = _logit_gradient(gamma, torch.baddbmm(grad_mass, part, pull), own)
+                    gamma_and_d, d = products.gradients(part, known, own)
                     if grad_x is not None:
-                        grad_x[:, tile].baddbmm_(
-                            torch.cat((gamma, d), dim=-1), factors, beta=0 if last else 1
-                        )
+                        beta = 0 if last else 1
+                        grad_x[:, tile].baddbmm_(gamma_and_d, products.to_x, beta=beta)
                     if t > 0 or needs_bases or needs_variance:
                         moments.baddbmm_(d.mT, part)
                         if ctx.kernel == "rbf":
                             totals += d.sum(dim=1)
+                    del gamma_and_d, d  # before the next tile takes as much
                 to_mean = totals.unsqueeze(-1) * mu if ctx.kernel == "rbf" else 0.0
                 grad_variance -= ((moments - 0.5 * to_mean) * mu).sum() / variance**2
                 grad = kept.skip(t) * grad + (moments - to_mean) / variance
@@ -189,12 +187,52 @@ def _n_step_gradients(kept: _Kept, t: int, grad: Tensor) -> tuple[Tensor, Tensor
     return grad_step, -((step_means * grad).sum(-1, keepdim=True) / kept.weight(t)).mT
 
 
-def _logit_gradient(gamma: Tensor, u: Tensor, own: Tensor | None) -> Tensor:
-    """∂L/∂z of the softmax, from ∂L/∂γ in two parts; `u` is overwritten."""
-    if own is not None:
-        u += wide(own)
-    u *= gamma
-    return u.addcmul_(gamma, u.sum(dim=-1, keepdim=True), value=-1)
+class _Products:
+    """The products of one iteration of the exact backward pass, two in one wherever possible.
+
+    A product with K columns is bound by reading x, so logits and ∂L/∂γ share one with 2K columns;
+    its result then becomes γ and d in place, the left factor of both gradients of x.
+    """
+
+    def __init__(
+        self, pull: Tensor, grad_mass: Tensor, mu: Tensor, variance: float | Tensor, kernel: str
+    ) -> None:
+        weights, bias = scaled(mu, variance), offset(mu, variance, kernel)
+        bias = torch.zeros_like(grad_mass) if bias is None else bias
+        self.count = mu.shape[1]
+        self.bias = torch.cat((bias, grad_mass), dim=-1)  # B,1,2K
+        self.from_x = torch.cat((weights, pull), dim=1).mT.contiguous()  # B,C,2K
+        self.to_x = torch.cat((pull, weights), dim=1)  # B,2K,C
+
+    def gradients(
+        self, x: Tensor, gamma: Tensor | None, own: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """γ and d side by side: B,n,2K, and d = ∂L/∂z alone, for a tile x: B,n,C.
+
+        `gamma`: the responsibilities where known; `own`: a gradient at them that does not come
+        through the bases.
+        """
+        k = self.count
+        if gamma is None:
+            both = torch.baddbmm(self.bias, x, self.from_x)
+            _softmax_(both[..., :k])
+        else:
+            both = self.bias.expand(*x.shape[:2], -1).contiguous()
+            both[..., :k] = gamma
+            both[..., k:].baddbmm_(x, self.from_x[..., k:])
+        gamma, d = both[..., :k], both[..., k:]
+        if own is not None:
+            d += wide(own)
+        d *= gamma
+        d.addcmul_(gamma, d.sum(dim=-1, keepdim=True), value=-1)
+        return both, d
+
+
+def _softmax_(logits: Tensor) -> None:
+    """In place, where `Tensor.softmax` of a strided half would take two more tiles."""
+    logits -= logits.amax(dim=-1, keepdim=True)
+    logits.exp_()
+    logits /= logits.sum(dim=-1, keepdim=True)
 
 
 def _bases_gradient(ctx: Any, grad: Tensor) -> Tensor:

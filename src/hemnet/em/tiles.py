@@ -17,7 +17,7 @@ from hemnet.em.checks import Steps
 from hemnet.em.steps import move, offset, scaled, weighted_means, wide
 
 # Positions of a whole batch in one tile, at the most. On a CPU a tile of features (4352·512 floats)
-# should stay in the caches; a GPU wants few, large kernels instead.
+# stays in the caches; a GPU wants few, large kernels instead.
 CPU_TILE = 4352
 GPU_TILE = 65536
 SMALLEST = 128

@@ -37,23 +37,23 @@ CHECK_EVERY = 100  # training passes between two looks at the bases' health
 WARM_UP = 20  # passes before the bases are judged at all
 AUTO_RATIO = 8.0  # λ/σ² that variance="auto" keeps
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "recommended": {"zero_init": True},
-    "paper": {"zero_init": False},
-}
+# Weight that the last batch norm starts with, by preset: how much the unit first adds to its input.
+# At 1 it drowns what it is added to, at 0 it is still all but absent after a short training;
+# docs/results.md has the measurements.
+PRESETS = {"recommended": 0.3, "paper": 1.0}
 
 
 class _EMUnit(nn.Module):
     """The convolutions, the bases between images and their health; `attend` is the subclass's."""
 
-    def __init__(self, channels: int, bases: int, decay: float, zero_init: bool) -> None:
+    def __init__(self, channels: int, bases: int, decay: float, start: float) -> None:
         super().__init__()
         for name, number in (("channels", channels), ("bases", bases)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1; got {number!r}")
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
-        self.channels, self.zero_init = channels, zero_init
+        self.channels, self.start = channels, start
         self.conv_in = nn.Conv2d(channels, channels, 1)
         self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
@@ -69,8 +69,7 @@ class _EMUnit(nn.Module):
             if conv.bias is not None:
                 nn.init.zeros_(conv.bias)
         self.norm.reset_parameters()
-        if self.zero_init:
-            nn.init.zeros_(self.norm.weight)
+        nn.init.constant_(self.norm.weight, self.start)
         with torch.no_grad():
             count = self.bases.value.shape[0]
             nn.init.normal_(self.bases.value, std=math.sqrt(2 / count))
@@ -170,7 +169,8 @@ class HighwayEMAttention(_EMUnit):
         decay: of the moving average of the bases.
         eval_iterations: E- and N-steps in evaluation; as in training where None.
         backward: "exact", "autograd", "highway" or "none", see `hemnet.highway_em`.
-        zero_init: start as the identity, the last batch norm at zero; the preset's where None.
+        zero_init: True starts the last batch norm at 0, so that the unit is the identity at first,
+            False at 1; None at the preset's 0.3 ("recommended") or 1 ("paper").
         preset: "recommended", or "paper" for the paper's unit to the letter.
 
     With per-iteration step sizes and more iterations in evaluation, the last one is repeated.
@@ -192,8 +192,7 @@ class HighwayEMAttention(_EMUnit):
     ) -> None:
         if preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
-        if zero_init is None:
-            zero_init = PRESETS[preset]["zero_init"]
+        start = PRESETS[preset] if zero_init is None else float(not zero_init)
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
         check_kernel(kernel)
@@ -202,7 +201,7 @@ class HighwayEMAttention(_EMUnit):
             raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}; got {backward!r}")
         if isinstance(variance, str) and variance != "auto":
             raise ValueError(f'variance must be a number, None or "auto"; got {variance!r}')
-        super().__init__(channels, bases, decay, zero_init)
+        super().__init__(channels, bases, decay, start)
         self.iterations, self.eval_iterations = iterations, eval_iterations
         self.kernel, self.backward = kernel, backward
         if backward == "none":  # no gradient would reach it; data parallelism wants to be told
@@ -271,7 +270,7 @@ class EMAttention(_EMUnit):
     ) -> None:
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
-        super().__init__(channels, bases, decay, zero_init)
+        super().__init__(channels, bases, decay, start=float(not zero_init))
         self.iterations, self.eval_iterations = iterations, eval_iterations
         self.conv_in.requires_grad_(
             False

@@ -1,0 +1,205 @@
+"""Does the attention unit help on real images? The same head with different units, run by run.
+
+    python benchmarks/real_data.py camvid --root data/camvid --weights FILE --out runs.jsonl
+    python benchmarks/real_data.py voc --root data/VOCdevkit --weights FILE --out runs.jsonl \\
+        --units plain emanet hemnet "hemnet:variance=auto,kernel=rbf" --seeds 0 1 2 --rate 0.02
+
+A unit is "plain" (none), "emanet", "hemnet", "nonlocal" or "pspnet" (a head of its own), with
+options after a colon. Runs of one seed are paired: the backbone, the layers around the unit, the
+crops and their order are the same, so that differences within a seed say more than the means do.
+Each run is appended to --out as a line of JSON, and is not repeated when it is there already.
+`--holdout` validates on a fifth of the training images instead: rates are chosen there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+import hemnet
+from common import console
+from hemnet.data import Augmentation, evaluation_batches, open_dataset, training_batches
+from hemnet.nn.heads import HEADS
+from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
+
+Batch = tuple[Tensor, Tensor]
+UNITS: dict[str, Any] = {
+    "plain": lambda channels: nn.Identity(),
+    "emanet": hemnet.EMAttention,
+    "hemnet": hemnet.HighwayEMAttention,
+    "nonlocal": NonLocalAttention,
+}
+
+
+def options(text: str) -> dict[str, Any]:
+    pairs = (part.split("=", 1) for part in text.split(",") if part)
+    return {key: json.loads(v) if v[0] in "0123456789tfn" else v for key, v in pairs}
+
+
+def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemnet.Segmenter:
+    """A segmenter whose layers outside the unit depend on the seed alone."""
+    torch.manual_seed(seed)
+    model = hemnet.create_model(
+        "fcn", classes, args.backbone, args.stride, weights=args.weights, resnet_v1=args.resnet_v1
+    )
+    channels = model.backbone.channels
+    torch.manual_seed(seed)
+    around = AttentionHead(channels, classes, args.channels, nn.Identity(), 0.1)
+    torch.manual_seed(1000 + seed)
+    name, _, rest = unit.partition(":")
+    if name == "pspnet":
+        strides = model.backbone.strides
+        model.head = HEADS[name](channels, strides, classes, width=args.channels)
+    else:
+        inner = UNITS[name](args.channels, **options(rest))
+        model.head = AttentionHead(channels, classes, args.channels, inner, 0.1)
+        model.head.load_state_dict(around.state_dict(), strict=False)
+    return model.to(memory_format=torch.channels_last)
+
+
+def train(model: hemnet.Segmenter, batches: list[Batch], seed: int, rate: float) -> float:
+    """SGD with a poly schedule; returns the mean loss of the last tenth."""
+    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim == 4]
+    others = [p for p in model.parameters() if p.requires_grad and p.ndim != 4]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": 1e-4}, {"params": others}], lr=rate, momentum=0.9
+    )
+    torch.manual_seed(2000 + seed)  # the same dropout for every unit
+    model.train()
+    losses = []
+    for step, (images, masks) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / len(batches)) ** 0.9
+        logits = model(images.float().contiguous(memory_format=torch.channels_last))
+        loss = F.cross_entropy(logits, masks.long(), ignore_index=255)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return statistics.mean(losses[-max(1, len(losses) // 10) :])
+
+
+@torch.inference_mode()
+def evaluate(model: hemnet.Segmenter, batches: list[Batch], classes: int) -> dict[str, Any]:
+    model.eval()
+    confusion = torch.zeros(classes, classes, dtype=torch.long)
+    for images, masks in batches:
+        found = model(images.float().contiguous(memory_format=torch.channels_last)).argmax(dim=1)
+        known = masks != 255
+        pairs = masks[known].long() * classes + found[known]
+        confusion += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+    hits = confusion.diag().double()
+    union = confusion.sum(0) + confusion.sum(1) - hits
+    present = union > 0
+    return {
+        "miou": 100 * (hits / union)[present].mean().item(),
+        "accuracy": 100 * (hits.sum() / confusion.sum()).item(),
+        "iou": [round(100 * v, 2) for v in (hits / union.clamp(min=1)).tolist()],
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> Table:
+    """Means over seeds, and the paired difference to the plain head with its standard error."""
+    shown = Table("unit", "rate", "seeds", "mIoU", "± sd", "− plain", "± se", "accuracy", "loss")
+    by_unit: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        by_unit.setdefault((run["unit"], run["rate"]), {})[run["seed"]] = run
+    for (unit, rate), seeds in by_unit.items():
+        found = [run["miou"] for run in seeds.values()]
+        plain = by_unit.get(("plain", rate), {})
+        gains = [run["miou"] - plain[s]["miou"] for s, run in seeds.items() if s in plain]
+        several = len(gains) > 1
+        shown.add_row(
+            unit, f"{rate:g}", str(len(found)), f"{statistics.mean(found):.2f}",
+            f"{statistics.stdev(found):.2f}" if len(found) > 1 else "",
+            f"{statistics.mean(gains):+.2f}" if gains else "",
+            f"{statistics.stdev(gains) / math.sqrt(len(gains)):.2f}" if several else "",
+            f"{statistics.mean(run['accuracy'] for run in seeds.values()):.2f}",
+            f"{statistics.mean(run['loss'] for run in seeds.values()):.3f}",
+        )  # fmt: skip
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", choices=("camvid", "voc"))
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a run")
+    parser.add_argument("--units", nargs="+", default=["plain", "emanet", "hemnet"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--backbone", default="tf_efficientnet_lite0")
+    parser.add_argument("--resnet-v1", action="store_true", help="the weights are of a v1 ResNet")
+    parser.add_argument("--stride", type=int, default=16)
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--crop", type=int, default=193)
+    parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--holdout", action="store_true", help="validate on a fifth of train")
+    args = parser.parse_args()
+
+    split = "trainaug" if args.data == "voc" else "train"
+    learn: Any = open_dataset(args.data, root=args.root, split=split, partial=True)
+    judge: Any = open_dataset(args.data, root=args.root, split="val", partial=True)
+    classes = len(learn.info.classes)
+    if args.holdout:
+        info = learn.info
+        held = [i for i in range(len(learn)) if i % 5 == 0]
+        kept = [i for i in range(len(learn)) if i % 5]
+        judge, learn = Subset(learn, held), Subset(learn, kept)
+        judge.info = learn.info = info
+    protocol = {
+        "data": args.data, "backbone": args.backbone, "stride": args.stride,
+        "channels": args.channels, "steps": args.steps, "batch": args.batch, "crop": args.crop,
+        "rate": args.rate, "holdout": args.holdout,
+    }  # fmt: skip
+    runs = []
+    if args.out.exists():
+        runs = [json.loads(line) for line in args.out.read_text().splitlines()]
+        runs = [run for run in runs if protocol.items() <= run.items()]
+    judged: list[Batch] = []
+    for seed in args.seeds:
+        missing = [u for u in args.units if (u, seed) not in {(r["unit"], r["seed"]) for r in runs}]
+        if not missing:
+            continue
+        config = build("plain", classes, seed, args).config
+        view = Augmentation(crop=(args.crop, args.crop), mean=config.mean, std=config.std)
+        source = iter(training_batches(learn, view, batch_size=args.batch, workers=0, seed=seed))
+        crops = [(b.images.half(), b.masks.byte()) for b in islice(source, args.steps)]
+        if not judged:
+            judged = [(b.images.half(), b.masks.byte()) for b in evaluation_batches(judge, view)]
+        for unit in missing:
+            start = time.perf_counter()
+            model = build(unit, classes, seed, args)
+            run = {**protocol, "unit": unit, "seed": seed}
+            run["loss"] = train(model, crops, seed, args.rate)
+            run |= evaluate(model, judged, classes)
+            run["seconds"] = round(time.perf_counter() - start)
+            inner = getattr(model.head, "attention", None)
+            if hasattr(inner, "health"):
+                run["health"] = str(inner.health())
+                run["gain"] = inner.norm.weight.abs().mean().item()
+            runs.append(run)
+            with args.out.open("a") as lines:
+                lines.write(json.dumps(run, ensure_ascii=False) + "\n")
+            console.print(f"{unit} seed {seed}: mIoU {run['miou']:.2f} in {run['seconds']} s")
+    console.print(table([run for run in runs if run["unit"] in args.units]))
+
+
+if __name__ == "__main__":
+    main()
