@@ -91,7 +91,7 @@ def read_config(path: Path) -> ModelConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} is damaged, it cannot be read: {error}") from None
     return parse_config(text, path)
 
 
