@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--crop", type=int, default=193)
+    parser.add_argument("--scale", nargs=2, type=float, default=(0.5, 2.0), help="of images")
     parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--frozen", action="store_true", help="train heads on frozen features")
     parser.add_argument("--holdout", action="store_true", help="validate on a fifth of train")
@@ -201,6 +202,7 @@ def main() -> None:
         "data": args.data, "backbone": args.backbone, "stride": args.stride,
         "channels": args.channels, "steps": args.steps, "batch": args.batch, "crop": args.crop,
         "rate": args.rate, "holdout": args.holdout, "frozen": args.frozen,
+        "scale": list(args.scale),
     }  # fmt: skip
     runs = []
     if args.out.exists():
@@ -213,8 +215,9 @@ def main() -> None:
             continue
         first = build("plain", classes, seed, args)
         view = Augmentation(
-            crop=(args.crop, args.crop), mean=first.config.mean, std=first.config.std
-        )
+            crop=(args.crop, args.crop), scale=tuple(args.scale),
+            mean=first.config.mean, std=first.config.std,
+        )  # fmt: skip
         source = iter(training_batches(learn, view, batch_size=args.batch, workers=0, seed=seed))
         crops = ((b.images.half(), b.masks.byte()) for b in islice(source, args.steps))
         drawn = features_of(first, crops, COARSE) if args.frozen else list(crops)
