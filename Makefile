@@ -16,7 +16,7 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'hemnet needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data,export]"
 	$(BIN)/python -c "import pathlib; pathlib.Path('$(READY)').touch()"
 
 # Threads that wait without spinning: many times faster when other programs use the cores too.
@@ -41,6 +41,7 @@ bench: $(READY) ## speed and memory, as ratios of variants interleaved in one ru
 	$(BIN)/python benchmarks/models.py --json benchmarks/results/models.json
 	$(BIN)/python benchmarks/data.py --json benchmarks/results/data.json
 	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
+	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
 
 clean: ## remove the environment and caches
 	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"

@@ -196,7 +196,7 @@ def units(rounds: int) -> dict[str, Any]:
     x = torch.randn(BATCH, CHANNELS, 65, 65)
     made: dict[str, Callable[[], torch.nn.Module]] = {
         "HighwayEMAttention": lambda: hemnet.HighwayEMAttention(CHANNELS),
-        "HighwayEMAttention auto": lambda: hemnet.HighwayEMAttention(CHANNELS, variance="auto"),
+        "HighwayEMAttention paper": lambda: hemnet.HighwayEMAttention(CHANNELS, preset="paper"),
         "EMAttention": lambda: hemnet.EMAttention(CHANNELS),
     }
     variants: dict[str, Work] = {}

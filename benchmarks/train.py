@@ -26,8 +26,8 @@ CLASSES, SIZE, BATCH = 21, 257, 2
 BAR = 1.05
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "emanet": ("emanet", {}),
-    "hemnet": ("hemnet", {"preset": "paper"}),
-    "hemnet, variance auto": ("hemnet", {"variance": "auto"}),
+    "hemnet": ("hemnet", {}),
+    "hemnet, paper": ("hemnet", {"preset": "paper"}),
 }
 
 

@@ -17,11 +17,12 @@ import hemnet
 Unit = hemnet.HighwayEMAttention | hemnet.EMAttention
 
 UNITS: dict[str, Callable[..., Unit]] = {
-    "highway": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, zero_init=False, **kw),
+    "highway": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, preset="paper", **kw),
     "auto": lambda **kw: hemnet.HighwayEMAttention(
-        8, bases=4, zero_init=False, variance="auto", **kw
+        8, bases=4, preset="paper", variance="auto", **kw
     ),
-    "rbf": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, zero_init=False, kernel="rbf", **kw),
+    "rbf": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, preset="paper", kernel="rbf", **kw),
+    "recommended": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, **kw),
     "emanet": lambda **kw: hemnet.EMAttention(8, bases=4, **kw),
 }
 
@@ -73,6 +74,19 @@ def test_initial_bases_have_unit_length_and_differ(make: Callable[..., Unit]) ->
     bases = make().bases.value
     torch.testing.assert_close(bases.norm(dim=-1), torch.ones(4))
     assert float(torch.pdist(bases).min()) > 0.1
+
+
+def test_presets_fill_in_what_is_not_said() -> None:
+    recommended, paper = (
+        hemnet.HighwayEMAttention(16, bases=4, preset=name) for name in ("recommended", "paper")
+    )
+    assert (recommended.kernel, paper.kernel) == ("rbf", "dot")
+    assert (recommended.principal is not None, paper.principal) == (True, None)
+    assert paper.variance == 4.0  # √C
+    assert paper.norm.weight.unique().tolist() == [1.0]
+    assert 0 < recommended.norm.weight[0].item() < 1
+    said = hemnet.HighwayEMAttention(16, bases=4, kernel="dot", variance=None, zero_init=False)
+    assert (said.kernel, said.variance, said.norm.weight[0].item()) == ("dot", 4.0, 1.0)
 
 
 def test_zero_init_starts_as_the_identity() -> None:

@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import hemnet
 
 UNITS: dict[str, Any] = {
-    "highway": lambda: hemnet.HighwayEMAttention(8, bases=4, zero_init=False),
-    "auto": lambda: hemnet.HighwayEMAttention(8, bases=4, zero_init=False, variance="auto"),
+    "highway": lambda: hemnet.HighwayEMAttention(8, bases=4, preset="paper"),
+    "auto": lambda: hemnet.HighwayEMAttention(8, bases=4, preset="paper", variance="auto"),
+    "recommended": lambda: hemnet.HighwayEMAttention(8, bases=4),
     "emanet": lambda: hemnet.EMAttention(8, bases=4),
 }
 

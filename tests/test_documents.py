@@ -12,7 +12,9 @@ def snippets(name: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/evaluation.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/evaluation.md", "docs/prediction.md", "docs/export.md"]
+)
 def test_python_snippets_run_from_top_to_bottom(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,7 +26,10 @@ def test_python_snippets_run_from_top_to_bottom(
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md", "docs/studies.md"],
+    [
+        *("README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md"),
+        *("docs/prediction.md", "docs/export.md", "docs/studies.md"),
+    ],
 )
 def test_links_to_files_exist(name: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text()):

@@ -14,7 +14,7 @@ from hemnet.nn.health import largest_variance, spread
 
 def unit_on(x: Tensor, **options: object) -> hemnet.HighwayEMAttention:
     """A unit whose first convolution is the identity, so that x are the features it clusters."""
-    unit = hemnet.HighwayEMAttention(x.shape[1], bases=16, **options)
+    unit = hemnet.HighwayEMAttention(x.shape[1], bases=16, preset="paper", **options)
     with torch.no_grad():
         unit.conv_in.weight.copy_(torch.eye(x.shape[1])[..., None, None])
         unit.conv_in.bias.zero_()

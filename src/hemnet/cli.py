@@ -19,6 +19,8 @@ from hemnet.version import __version__
 COMMANDS = {
     "demo": "hemnet.commands.demo",
     "evaluate": "hemnet.commands.evaluate",
+    "predict": "hemnet.commands.predict",
+    "export": "hemnet.commands.export",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
     "study": "hemnet.commands.study",

@@ -36,8 +36,7 @@ def save_pretrained(model: Segmenter, folder: str | Path) -> Path:
         raise UserError("a fused model cannot be saved: save the model that it was made from")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"format": FORMAT, "hemnet_version": __version__} | asdict(model.config)
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(config_content(model), indent=2, ensure_ascii=False) + "\n"
     state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
         Path(temporary, CONFIG).write_text(text, encoding="utf-8")
@@ -82,11 +81,25 @@ def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
     return str(address)
 
 
+def config_content(model: Segmenter) -> dict[str, Any]:
+    """What is saved of a model's configuration; `parse_config` reads it."""
+    return {"format": FORMAT, "hemnet_version": __version__} | asdict(model.config)
+
+
 def read_config(path: Path) -> ModelConfig:
     """A `config.json`, checked field by field like the arguments of `create_model`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged, it cannot be read: {error}") from None
+    return parse_config(text, path)
+
+
+def parse_config(text: str, path: Path) -> ModelConfig:
+    """A saved configuration that stood in the file `path`."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged, it is not JSON: {error}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise UserError(f"{path} does not describe a hemnet model")

@@ -1,7 +1,7 @@
 """Evaluate a model: mIoU, IoU per class and pixel accuracy, from one confusion matrix.
 
-MODEL is a run folder, a folder that save_pretrained wrote, or a hub id. A run folder remembers its
-data set, so that `hemnet evaluate RUN` is enough.
+MODEL is a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, or a
+hub id. A run folder remembers its data set, so that `hemnet evaluate RUN` is enough.
 
 examples:
   hemnet evaluate runs/camvid
@@ -21,12 +21,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hemnet.commands.looking import add_looking, chosen_device, looking_options
 from hemnet.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
-
     from hemnet.data.dataset import SegmentationDataset
+    from hemnet.engine.exported import ExportedModel
     from hemnet.engine.inference import EvaluationOptions
     from hemnet.engine.metrics import Evaluation
     from hemnet.nn.segmenter import Segmenter
@@ -36,7 +36,7 @@ SHOWN = 6  # best and worst images that are drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="run folder, saved model or hub id")
+    parser.add_argument("model", metavar="MODEL", help="run, saved or exported model, hub id")
     data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
     data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
     data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")
@@ -52,19 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--data.size", dest="size", type=int, help="side of the scenes")
     data.add_argument("--data.length", dest="length", type=int, help="number of scenes")
-    how = parser.add_argument_group("how to look")
-    how.add_argument("--scales", nargs="+", default=["1"], metavar="S", help="averaged (default 1)")
-    how.add_argument("--flip", action="store_true", help="also mirrored, averaged")
-    how.add_argument(
-        "--window", nargs="+", type=int, metavar="N", help="sliding window: a side, or height width"
-    )
-    how.add_argument(
-        "--overlap", type=float, help="of windows, a share of the window (default: 1/3)"
-    )
-    how.add_argument("--iterations", type=int, help="of EM, instead of the model's own")
-    how.add_argument("--batch", type=int, default=1, help="images at once, if of one size (1)")
-    how.add_argument("--workers", type=int, default=2, help="processes that read images (2)")
-    how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (auto)")
+    add_looking(parser)
     result = parser.add_argument_group("results")
     result.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     result.add_argument(
@@ -76,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    options = _options(args)
+    options = looking_options(args)
     from hemnet.engine.evaluate import evaluate
-    from hemnet.engine.load import RUN_MODEL, load_model
+    from hemnet.engine.load import RUN_MODEL, open_model
 
-    model = load_model(args.model)
+    model = open_model(args.model, args.trust)
     if args.report and not (Path(args.model) / RUN_MODEL).is_dir():
         raise UserError(f"--report is for run folders, and {args.model} is none.")
     dataset = _dataset(args, model)
@@ -91,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"cannot write to {args.out}: {error.strerror}") from None
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise UserError(f"cannot write {args.json}: there is no folder {args.json.parent}.")
-    device, first = _device(args.device)
+    device, first = chosen_device(args.device)
     model.to(device)
     result = evaluate(model, dataset, options, progress=f"evaluating {dataset.info.name}")
     if not first:
@@ -111,34 +99,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"wrote {write_report(args.model, dataset, result, device=device)}")
 
 
-def _options(args: argparse.Namespace) -> EvaluationOptions:
-    from hemnet.engine.inference import EvaluationOptions
-
-    try:
-        scales = tuple(float(s) for text in args.scales for s in text.split(",") if s)
-    except ValueError:
-        raise UserError(
-            f"--scales {' '.join(args.scales)}: expected numbers, such as 0.5 1 1.5."
-        ) from None
-    window = args.window
-    if window is not None and len(window) > 2:
-        raise UserError("--window: expected a side, or height and width.")
-    extra: dict[str, Any] = {} if args.overlap is None else {"overlap": args.overlap}
-    try:
-        return EvaluationOptions(
-            scales=scales,
-            flip=args.flip,
-            window=None if window is None else window[0] if len(window) == 1 else tuple(window),
-            iterations=args.iterations,
-            batch=args.batch,
-            workers=args.workers,
-            **extra,
-        )
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
-
-
-def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
+def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
     """What the flags say; what they leave open, a run folder knows."""
     from hemnet.config import DataConfig
     from hemnet.data.catalog import open_dataset
@@ -180,25 +141,6 @@ def _dataset(args: argparse.Namespace, model: Segmenter) -> SegmentationDataset:
     return dataset
 
 
-def _device(name: str) -> tuple[torch.device, bool]:
-    """Where to compute, and whether this process is the one that speaks."""
-    import torch
-
-    if name not in ("auto", "cpu", "cuda", "mps"):
-        raise UserError(f"--device {name}: expected auto, cpu, cuda or mps.")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun or accelerate
-        from accelerate import PartialState
-
-        state = PartialState(cpu=name == "cpu")
-        return state.device, state.is_main_process
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
-    if not available[name]:
-        raise UserError(f"--device {name}: this machine has none. Use --device auto.")
-    return torch.device(name), True
-
-
 def _print(result: Evaluation, dataset: SegmentationDataset) -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -236,7 +178,7 @@ def _content(
 
 
 def _draw(
-    model: Segmenter,
+    model: Segmenter | ExportedModel,
     dataset: SegmentationDataset,
     options: EvaluationOptions,
     result: Evaluation,

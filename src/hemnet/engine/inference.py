@@ -93,7 +93,7 @@ def _look(model: nn.Module, images: Tensor, options: EvaluationOptions) -> Tenso
     rows, columns = min(options.window_size[0], height), min(options.window_size[1], width)
     if (rows, columns) == (height, width):
         return _softmax(model, images)
-    weight = _ramp(rows, images.device)[:, None] * _ramp(columns, images.device)
+    weight = window_ramp(rows, images.device)[:, None] * window_ramp(columns, images.device)
     total: Tensor | None = None
     weights = torch.zeros(height, width, device=images.device)
     for top in window_starts(height, rows, options.overlap):
@@ -115,7 +115,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
     return [round(i * (length - window) / max(1, count - 1)) for i in range(count)]
 
 
-def _ramp(length: int, device: torch.device) -> Tensor:
+def window_ramp(length: int, device: torch.device) -> Tensor:
     """Weights 1, 2, …, 2, 1, scaled to 1: a window knows its middle better than its border."""
     steps = torch.arange(1, length + 1, device=device, dtype=torch.float32)
     weight = torch.minimum(steps, steps.flip(0))
@@ -136,15 +136,22 @@ def _resize(images: Tensor, size: tuple[int, int], antialias: bool = False) -> T
     return F.interpolate(images, size, mode="bilinear", antialias=antialias)
 
 
+def em_units(model: nn.Module) -> list[HighwayEMAttention | EMAttention]:
+    return [m for m in model.modules() if isinstance(m, HighwayEMAttention | EMAttention)]
+
+
 @contextmanager
 def em_iterations(model: nn.Module, iterations: int | None) -> Iterator[None]:
     """Inside, the EM units of the model run this many iterations in evaluation."""
     if iterations is None:
         yield
         return
-    units = [m for m in model.modules() if isinstance(m, HighwayEMAttention | EMAttention)]
+    units = em_units(model)
     if not units:
-        raise UserError("this model has no EM unit, so there are no iterations to choose.")
+        raise UserError(
+            "this model has no EM unit whose iterations could be chosen. An exported file has "
+            "those it was exported with: `hemnet export --iterations`."
+        )
     before = [unit.eval_iterations for unit in units]
     try:
         for unit in units:

@@ -1,4 +1,4 @@
-"""What MODEL means on the command line: a run folder, a saved model's folder or a hub id."""
+"""What MODEL means on the command line: a run, a saved model, an exported file or a hub id."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from hemnet.config import TrainConfig
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.engine.build import open_datasets
+from hemnet.engine.exported import ExportedModel
 from hemnet.errors import UserError
 from hemnet.hub import CONFIG, from_pretrained
 from hemnet.nn.segmenter import Segmenter
@@ -15,13 +16,20 @@ from hemnet.settings import read_config
 RUN_CONFIG, RUN_MODEL = "config.yaml", "model"
 
 
+def open_model(source: str | Path, trust: bool = False) -> Segmenter | ExportedModel:
+    """Like `load_model`, or a file that `hemnet export` wrote; `trust` is for a `.pt2` file."""
+    if Path(source).is_file():
+        return ExportedModel(source, trust)
+    return load_model(source)
+
+
 def load_model(source: str | Path) -> Segmenter:
     """The model of a run folder, of a `save_pretrained` folder or of a hub id, ready to use."""
     path = Path(source)
     if path.is_file():
         raise UserError(
-            f"{source} is a file: give a run folder, a folder that save_pretrained wrote, or a "
-            "hub id such as user/model."
+            f"{source} is a file: what is asked for here needs a run folder, a folder that "
+            "save_pretrained wrote, or a hub id such as user/model."
         )
     if not path.is_dir():
         return from_pretrained(str(source))

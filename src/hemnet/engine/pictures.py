@@ -46,7 +46,7 @@ def examples(
     wanted = set(ids)
     places = {name: index for index in range(len(dataset)) if (name := dataset.id(index)) in wanted}
     settings = normalisation(model)
-    device = next(model.parameters()).device
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     found = []
     with em_iterations(model, options.iterations):
         for name in ids:

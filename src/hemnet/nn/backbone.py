@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.errors import UserError
+from hemnet.nn.pooling import region_means
 
 STRIDES = (8, 16, 32)
 PAPER_GRID = (1, 2, 4)
@@ -106,7 +107,7 @@ class Backbone(nn.Module):
             if reduction < 4:  # the stem, not a branch
                 continue
             if reduction < self.output_stride:
-                feature = F.adaptive_avg_pool2d(feature, size)
+                feature = region_means(feature, size)
             elif reduction > self.output_stride:
                 feature = F.interpolate(feature, size, mode="bilinear", align_corners=True)
             parts.append(feature)

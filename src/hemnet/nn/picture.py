@@ -1,15 +1,31 @@
-"""Any picture a user may have, as H,W,3 bytes."""
+"""Any picture a user may have, as 8-bit RGB."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from hemnet.errors import UserError
+
+MAX_PIXELS = 500_000_000  # of a file that is opened without being asked twice: 22,360 × 22,360
+
+_opening = threading.Lock()
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def read_picture(image: str | Path | Image.Image | NDArray[Any]) -> NDArray[np.uint8]:
@@ -20,21 +36,78 @@ def read_picture(image: str | Path | Image.Image | NDArray[Any]) -> NDArray[np.u
     if isinstance(image, np.ndarray):
         return _from_array(image)
     if isinstance(image, str | Path):
-        try:
-            with Image.open(image) as file:
-                return _from_pil(file)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise UserError(f"cannot read the image {image}: {error}") from None
+        with open_picture(image) as file:
+            return np.array(rgb(file, image))
     if isinstance(image, Image.Image):
-        return _from_pil(image)
+        return np.array(_converted(image))
     raise TypeError(f"an image is a path, a PIL image or an array, not {type(image).__name__}")
 
 
-def _from_pil(image: Image.Image) -> NDArray[np.uint8]:
-    image = ImageOps.exif_transpose(image)
+@contextmanager
+def open_picture(path: str | Path, max_pixels: float = MAX_PIXELS) -> Iterator[Image.Image]:
+    """A file whose head is read and whose pixels are not yet, unless it has too many of them."""
+    with _opening:  # the limit is global; ours, below, speaks of what the user can do
+        pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            file = Image.open(path)
+        except Exception as error:  # plugins raise whatever a damaged head makes them stumble over
+            raise UserError(_unreadable(path, error)) from None
+        finally:
+            Image.MAX_IMAGE_PIXELS = pillows
+    with file:
+        if file.width * file.height > max_pixels:
+            raise UserError(
+                f"cannot read the image {path}: {file.width}×{file.height} pixels are more than "
+                f"the limit of {max_pixels:,.0f}, which guards against files made to fill the "
+                "memory. If you trust it, raise the limit (--max-pixels)."
+            )
+        yield file
+
+
+def rgb(file: Image.Image, path: str | Path, upright: bool = True) -> Image.Image:
+    """All of an opened file's pixels, in mode RGB; the first picture where it holds several.
+
+    `upright` obeys a photograph's rotation mark.
+    """
+    try:
+        return _converted(file, upright)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UserError(_unreadable(path, error)) from None
+
+
+def _unreadable(path: str | Path, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return f"cannot read the image {path}: it is no picture, or of an unknown kind"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"cannot read the image {path}: {text}"
+
+
+def _converted(image: Image.Image, upright: bool = True) -> Image.Image:
+    image.load()
+    turn = _TURNS.get(_orientation(image)) if upright else None
+    if turn is not None:
+        image = image.transpose(turn)
     if image.mode.startswith("I"):  # 16 bits: PIL's own conversion would clip, not scale
-        return _from_array(np.clip(np.asarray(image) / 65535.0, 0, 1))
-    return np.array(image.convert("RGB"))
+        values = np.asarray(image)
+        if values.dtype != np.uint16:
+            values = np.clip(values, 0, 65535)
+        return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        return Image.fromarray(_from_array(np.asarray(image)))
+    if image.mode == "RGB":
+        return image
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # metadata that cannot be read say nothing; the pixels are there
+        return 1
 
 
 def _from_array(array: NDArray[Any]) -> NDArray[np.uint8]:

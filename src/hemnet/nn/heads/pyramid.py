@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.nn.heads.layers import classifier, conv_bn_relu
+from hemnet.nn.pooling import region_means
 
 _REGIONS = (1, 2, 3, 6)
 
@@ -38,6 +39,6 @@ class PSPHead(nn.Module):
         x = features[-1]
         parts = [x]
         for regions, reduce in zip(_REGIONS, self.pools, strict=True):
-            pooled = reduce(F.adaptive_avg_pool2d(x, regions))
+            pooled = reduce(region_means(x, (regions, regions)))
             parts.append(F.interpolate(pooled, x.shape[-2:], mode="bilinear", align_corners=True))
         return self.classifier(self.mix(torch.cat(parts, 1)))

@@ -1,0 +1,151 @@
+"""Windows of a large mosaic, each for itself or explained by the bases of the whole.
+
+A mosaic of generated scenes in which all things of a colour are lit, or all are unlit. Which, only
+lamps of that colour tell, and these stand in the columns at the left, the things in the others. A
+window of the size that the network was trained on sees things or lamps and can only guess. Three
+ways to predict the mosaic with one and the same network: in windows, each with EM bases of its
+own; in windows that share bases fitted to all of them (`--global-bases`); and at once.
+
+    hemnet demo                                             # trains the network
+    python benchmarks/global_bases.py --model runs/demo --picture docs/images/global_bases.png \\
+        --json benchmarks/results/global_bases.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from rich.table import Table
+
+from common import console, save
+from hemnet.data.paint import Canvas
+from hemnet.data.scenes import COLOURS, GROUNDS, LAMP, SCENES, Lamp, Scene, plan
+from hemnet.data.show import colour_labels
+from hemnet.data.transforms import normalise
+from hemnet.engine.context import fit_global_bases, using_bases
+from hemnet.engine.evaluate import normalisation
+from hemnet.engine.inference import EvaluationOptions
+from hemnet.engine.load import load_model
+from hemnet.engine.metrics import Evaluation, confusion_matrix, subset_miou
+from hemnet.engine.windows import window_grid, windowed_classes
+from hemnet.nn.segmenter import Segmenter
+
+CELL = 96  # pixels, as in the demo's training
+WAYS = ("windows", "windows, global bases", "at once")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="runs/demo")
+    parser.add_argument("--mosaics", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=6)
+    parser.add_argument("--columns", type=int, default=9)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    model = load_model(args.model)
+    size = (len(SCENES.classes),) * 2
+    confusion = {way: torch.zeros(size, dtype=torch.int64) for way in WAYS}
+    for seed in range(args.mosaics):
+        image, mask = mosaic(seed, args.rows, args.columns)
+        found = predictions(model, image)
+        for way in WAYS:
+            guess = torch.from_numpy(found[way].astype(np.int64))
+            confusion[way] += confusion_matrix(torch.from_numpy(mask).long(), guess, size[0])
+    if args.picture is not None:
+        image, mask = mosaic(0, 4, 6)
+        draw(image, mask, predictions(model, image), args.picture)
+    rows = {}
+    for way in WAYS:
+        result = Evaluation(confusion[way], SCENES.classes, ())
+        context = subset_miou(result, SCENES.context_classes)
+        rows[way] = {"miou": result.miou, "miou_of_things": context}
+    pixels = [args.rows * CELL, args.columns * CELL]
+    save(args.json, {"mosaics": args.mosaics, "pixels": pixels, "window": CELL, "ways": rows})
+    table = Table(title=f"{args.mosaics} mosaics of {pixels[0]}×{pixels[1]} pixels")
+    for column in ("prediction", "mIoU", "mIoU of things"):
+        table.add_column(column, justify="left" if column == "prediction" else "right")
+    for way, row in rows.items():
+        table.add_row(way, f"{row['miou']:.1f}", f"{row['miou_of_things']:.1f}")
+    console.print(table)
+
+
+def mosaic(seed: int, rows: int, columns: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Image H,W,3 and labels H,W: lamps in the left third, things in the rest."""
+    rng = np.random.default_rng([seed, rows, columns])
+    lit = rng.random(len(COLOURS)) < 0.5
+    image = np.empty((rows * CELL, columns * CELL, 3), np.uint8)
+    mask = np.empty(image.shape[:2], np.uint8)
+    for number in range(rows * columns):
+        scene = plan(rng, CELL, CELL)
+        lamps = tuple(replace(lamp, lit=bool(lit[lamp.colour])) for lamp in scene.lamps)
+        pixels, labels = paint(rng, Scene(lamps, scene.things), number % columns < columns // 3)
+        top, left = CELL * (number // columns), CELL * (number % columns)
+        image[top : top + CELL, left : left + CELL] = pixels.transpose(1, 2, 0)
+        mask[top : top + CELL, left : left + CELL] = labels
+    return image, mask
+
+
+def paint(
+    rng: np.random.Generator, scene: Scene, lamps: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A cell: only the lamps of a scene, or only its things."""
+    canvas = Canvas(rng, CELL, CELL, len(GROUNDS))
+    for thing in () if lamps else scene.things:
+        canvas.thing(
+            scene.class_of(thing), thing.colour, thing.shape, (thing.y, thing.x), thing.radius,
+            thing.angle, thing.tint,
+        )  # fmt: skip
+    for lamp in scene.lamps if lamps else ():
+        place = (lamp.y, lamp.x)
+        canvas.lamp(LAMP, lamp.colour, lamp.lit, place, lamp.radius, Lamp.GLOW)
+    return canvas.finish()
+
+
+@torch.inference_mode()
+def predictions(model: Segmenter, image: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    settings, device, picture = normalisation(model), torch.device("cpu"), Image.fromarray(image)
+    look = EvaluationOptions(window=CELL)
+    grid = window_grid(*image.shape[:2], look.window_size, look.overlap)
+    found = {WAYS[0]: windowed_classes(model, picture, settings, look, device)}
+    bases = fit_global_bases(model, picture, grid, settings, device)
+    with using_bases(model, bases):
+        found[WAYS[1]] = windowed_classes(model, picture, settings, look, device)
+    whole = torch.from_numpy(image).permute(2, 0, 1)[None]
+    whole = normalise(whole, settings.mean, settings.std)
+    found[WAYS[2]] = model(whole).argmax(1)[0].numpy().astype(np.uint8)
+    return found
+
+
+def draw(
+    image: NDArray[np.uint8], mask: NDArray[np.uint8], found: dict[str, NDArray[Any]], path: Path
+) -> None:
+    """Image and labels above, the two ways with windows below."""
+    panels = {"mosaic": image, "labels": colours(mask)}
+    panels |= {way: colours(found[way]) for way in WAYS[:2]}
+    height, width = image.shape[:2]
+    gap, line = 10, 26
+    sheet = Image.new("RGB", (2 * width + 3 * gap, 2 * (height + line) + gap), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=17)
+    for number, (name, pixels) in enumerate(panels.items()):
+        left = gap + (number % 2) * (width + gap)
+        top = (number // 2) * (height + line) + line
+        pen.text((left, top - line + 4), name, fill=(30, 30, 36), font=font)
+        sheet.paste(Image.fromarray(pixels), (left, top))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path, optimize=True)
+
+
+def colours(mask: NDArray[Any]) -> NDArray[np.uint8]:
+    return colour_labels(torch.from_numpy(mask), SCENES.palette)
+
+
+if __name__ == "__main__":
+    main()

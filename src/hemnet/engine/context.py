@@ -1,0 +1,152 @@
+"""One context for all windows of a large image: EM bases fitted to the whole of it.
+
+A window alone is explained by bases of its own: what lies outside does not exist for it. Here the
+backbone sees all windows once and the features that reach the EM unit are kept on disk; highway
+EM runs over all of them, and the windows are then predicted with the bases found. A model that
+could see the whole image at once would have these bases, up to what windows hide from the
+backbone itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from hemnet.data.transforms import Augmentation
+from hemnet.em import EMResult, e_step
+from hemnet.em.checks import check_steps
+from hemnet.em.streaming import GlobalBases, stream_em
+from hemnet.engine.inference import em_units
+from hemnet.engine.windows import Grid, read_window
+from hemnet.errors import UserError
+from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
+
+CHUNK = 8192  # positions read back at a time
+
+
+def em_unit(model: nn.Module) -> HighwayEMAttention | EMAttention:
+    units = em_units(model)
+    if len(units) != 1:
+        raise UserError(
+            f"--global-bases needs a model with one EM unit, and this one has {len(units)}. "
+            "HEMNet and EMANet have one; an exported file does not show it."
+        )
+    return units[0]
+
+
+@torch.inference_mode()
+def fit_global_bases(
+    model: nn.Module,
+    picture: Image.Image,
+    grid: Grid,
+    settings: Augmentation,
+    device: torch.device,
+    scratch: Path | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> GlobalBases:
+    """The bases of the model's unit for a whole picture seen in windows.
+
+    Every position counts once, as the window sees it in whose middle part it lies. `scratch` is a
+    folder with room for 4·C bytes a position, the system's for temporary files where None.
+    """
+    unit = em_unit(model)
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        for corner, rows, columns in _middles(grid):
+            window = read_window(picture, corner, (grid.rows, grid.columns), settings)
+            features = _unit_features(model, unit, window.to(device))[0]  # C,h,w
+            kept = features[:, _inside(rows, grid.rows, features.shape[1])]
+            kept = kept[:, :, _inside(columns, grid.columns, features.shape[2])]
+            file.write(kept.flatten(1).T.contiguous().float().cpu().numpy().data)
+            step()
+        return _fit(unit, file)
+
+
+def _fit(unit: HighwayEMAttention | EMAttention, file: IO[bytes]) -> GlobalBases:
+    channels = unit.channels
+
+    def parts() -> Iterator[Tensor]:
+        file.seek(0)
+        while data := file.read(4 * channels * CHUNK):
+            yield torch.from_numpy(np.frombuffer(bytearray(data), np.float32)).view(-1, channels)
+
+    iterations = unit.iterations if unit.eval_iterations is None else unit.eval_iterations
+    bases = unit.bases.value
+    if isinstance(unit, EMAttention):
+        return stream_em(parts, bases, (1.0,) * iterations, unit.variance, unit_length=True)
+    steps = check_steps(fit_length(unit.step_size, iterations), iterations)
+    return stream_em(parts, bases, steps, unit.variance, unit.kernel)
+
+
+@contextmanager
+def using_bases(model: nn.Module, bases: GlobalBases) -> Iterator[None]:
+    """Inside, the model's unit explains every image by these bases instead of fitting its own."""
+    unit = em_unit(model)
+    kernel = getattr(unit, "kernel", "dot")
+
+    def attend(x: Tensor, _: Tensor, variance: float | Tensor) -> EMResult:
+        after = bases.after.to(x).expand(x.shape[0], -1, -1)
+        return EMResult(after, e_step(x, bases.before.to(x), variance, kernel))
+
+    changed: Any = unit
+    changed._attend = attend
+    try:
+        yield
+    finally:
+        del changed._attend
+
+
+class _Reached(Exception):  # noqa: N818 - no error
+    """The features have arrived at the unit: the rest of the pass is not needed."""
+
+    def __init__(self, features: Tensor) -> None:
+        self.features = features
+
+
+def _unit_features(model: nn.Module, unit: nn.Module, images: Tensor) -> Tensor:
+    """What EM sees of images B,3,H,W: B,C,h,w."""
+
+    def stop(_: nn.Module, __: Any, output: Tensor) -> None:
+        raise _Reached(output)
+
+    hook = unit.get_submodule("conv_in").register_forward_hook(stop)
+    try:
+        model(images)
+    except _Reached as reached:
+        return reached.features
+    finally:
+        hook.remove()
+    raise RuntimeError("the model did not use its EM unit")
+
+
+def _middles(
+    grid: Grid,
+) -> Iterator[tuple[tuple[int, int], tuple[float, float], tuple[float, float]]]:
+    """Each window's corner (left, top), and from where to where it is nearest, in its pixels."""
+    for top, rows in zip(grid.tops, _shares(grid.tops, grid.rows), strict=True):
+        for left, columns in zip(grid.lefts, _shares(grid.lefts, grid.columns), strict=True):
+            yield (left, top), rows, columns
+
+
+def _shares(starts: tuple[int, ...], length: int) -> list[tuple[float, float]]:
+    """The parts of windows that are nobody else's: borders in the middle of each overlap."""
+    cuts = [(a + length + b) / 2 for a, b in itertools.pairwise(starts)]
+    first, last = float("-inf"), float("inf")
+    return [
+        (low - start, high - start)
+        for start, low, high in zip(starts, [first, *cuts], [*cuts, last], strict=True)
+    ]
+
+
+def _inside(share: tuple[float, float], pixels: int, positions: int) -> slice:
+    """The feature positions, each the middle of its cell of pixels, inside a share."""
+    first, last = np.searchsorted((np.arange(positions) + 0.5) * pixels / positions, share)
+    return slice(int(first), int(last))

@@ -1,0 +1,303 @@
+"""Exported files: the model's own logits for any size, with all that is needed to use them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hemnet
+import tiny_data
+from hemnet import export
+from hemnet.data import Scenes
+from hemnet.engine.exported import ExportedModel
+from hemnet.errors import UserError
+from hemnet.export import BATCHES, SIZES, check_parity, export_model
+from hemnet.nn.pooling import _weights
+from test_cli import run
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+INFO = Scenes.info
+
+
+class Cells(nn.Module):
+    """A backbone of one layer for each stride, so that an export takes a second."""
+
+    def __init__(self, channels: list[int], strides: list[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3, c, 3, s, 1, bias=False), nn.BatchNorm2d(c), nn.ReLU())
+            for c, s in zip(channels, strides, strict=True)
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [layer(images) for layer in self.layers]
+
+
+def build(name: str = "hemnet", tiny: bool = True, **options: Any) -> hemnet.Segmenter:
+    torch.manual_seed(2)
+    if name != "fcn":
+        options["channels"] = 16
+    if name == "psanet":
+        options |= {"mask_size": 3, "shrink": 1}
+    model = hemnet.create_model(
+        name, 11, "test_resnet", 16, classes=INFO.classes, palette=INFO.palette, **options
+    )
+    if tiny:
+        model.backbone = Cells(model.backbone.channels, model.backbone.strides)
+    for module in model.modules():  # as after training: folding has something to do
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+    return model.eval()
+
+
+def logits(model: nn.Module, *shape: int) -> Tensor:
+    with torch.inference_mode():
+        return model(torch.randn(*shape, generator=torch.Generator().manual_seed(1)))
+
+
+class Joined(nn.Module):
+    """Several heads in one, because an export takes seconds: the sum of their logits."""
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        size = features[0].shape[-2:]
+        return sum(F.interpolate(head(features), size) for head in self.heads)
+
+
+# Those not named here: hemnet is exported below, in every format.
+@pytest.mark.parametrize(
+    "names", [("psanet",), ("emanet", "fcn", "deeplabv3plus", "pspnet", "danet", "nonlocal")]
+)
+def test_every_model_as_onnx(names: tuple[str, ...], tmp_path: Path) -> None:
+    model = build(names[0])
+    model.head = Joined([build(name).head for name in names])
+    found = export_model(model, tmp_path / "model.onnx")
+    assert len(found) == len(SIZES) * len(BATCHES) >= 8
+    assert all(row.difference < 1e-4 for row in found)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+    exported = ExportedModel(tmp_path / "model.onnx")
+    for shape in ((3, 3, 41, 7), (1, 3, 1, 1), (1, 3, 50, 333)):  # not among those compared
+        torch.testing.assert_close(
+            logits(exported, *shape), logits(model, *shape), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_no_model_is_forgotten() -> None:
+    named = test_every_model_as_onnx.pytestmark[0].args[1]
+    assert {"hemnet", *(name for names in named for name in names)} == set(hemnet.list_models())
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = build(tiny=False, variance="auto", iterations=2, step_size=(0.5, 0.25), kernel="rbf")
+    model.head.attention.principal.value.mul_(3.0)  # not √C
+    return model.save_pretrained(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module", params=["onnx", "torch", "openvino"])
+def exported(
+    source: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    if request.param == "openvino":
+        pytest.importorskip("openvino")
+    suffix = {"onnx": "onnx", "torch": "pt2", "openvino": "xml"}[request.param]
+    path = tmp_path_factory.mktemp("exported") / f"model.{suffix}"
+    report = path.with_suffix(".json")
+    flags = ("--format", request.param, "--out", str(path), "--json", str(report))
+    flags += ("--iterations", "5")
+    assert run("export", str(source), *flags) == 0
+    assert len(json.loads(report.read_text())["parity"]) == 8
+    return path
+
+
+def test_evaluates_and_predicts_like_the_model(
+    source: Path, exported: Path, tmp_path: Path, capsys: Any
+) -> None:
+    picture = tiny_data.image(tmp_path / "a.png", 70, 50)
+    found = []
+    for number, model in enumerate((source, exported)):
+        report, out = tmp_path / f"{number}.json", tmp_path / f"out{number}"
+        data = ("--data.name", "scenes", "--data.size", "48", "--data.length", "6")
+        how = ("--trust",) if number else ("--iterations", "5")
+        flags = ("--split", "val", "--workers", "0", "--json", str(report), *how)
+        assert run("evaluate", str(model), *data, *flags) == 0
+        assert run("predict", str(model), str(picture), "--out", str(out), *how) == 0
+        with Image.open(out / "classes/a.png") as image:
+            found.append((json.loads(report.read_text()), np.asarray(image), image.getpalette()))
+    assert found[0][0]["miou"] == pytest.approx(found[1][0]["miou"], abs=1e-9)
+    assert found[0][0]["confusion"] == found[1][0]["confusion"]
+    assert np.array_equal(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2]
+    assert run("predict", str(exported), str(picture), "--out", str(tmp_path / "no"), "--trust",
+               "--iterations", "3") == 2  # fmt: skip
+    assert "export --iterations" in capsys.readouterr().err
+
+
+def five(source: Path) -> hemnet.Segmenter:
+    model = hemnet.from_pretrained(source)
+    model.head.attention.eval_iterations = 5
+    return model
+
+
+def test_small_and_odd_images(source: Path, exported: Path) -> None:
+    model, file = five(source), ExportedModel(exported, trust=True)
+    for shape in ((1, 3, 1, 1), (3, 3, 17, 9), (2, 3, 33, 100)):
+        if shape[2] == 1 and exported.suffix == ".xml":
+            with pytest.raises(UserError, match="cannot do images of 1×1"):
+                logits(file, *shape)
+            continue
+        torch.testing.assert_close(logits(file, *shape), logits(model, *shape), rtol=1e-3,
+                                   atol=1e-4)  # fmt: skip
+
+
+def test_the_configuration_travels(source: Path, exported: Path) -> None:
+    assert ExportedModel(exported, trust=True).config == hemnet.from_pretrained(source).config
+
+
+def test_runs_without_torch(source: Path, exported: Path, tmp_path: Path) -> None:
+    """A program with onnxruntime alone has names, colours and normalisation."""
+    if exported.suffix != ".onnx":
+        pytest.skip("needs torch, or another runtime")
+    path, model = exported, five(source)
+    program = f"""
+import sys
+sys.modules["torch"] = None  # importing it fails
+import json, numpy, onnxruntime
+session = onnxruntime.InferenceSession({str(path)!r}, providers=["CPUExecutionProvider"])
+meta = session.get_modelmeta().custom_metadata_map
+read = {{key: json.loads(text) for key, text in meta.items()}}
+image = numpy.random.default_rng(0).random((1, 3, 45, 61), numpy.float32)
+mean, std = (numpy.array(read[k], numpy.float32).reshape(1, 3, 1, 1) for k in ("mean", "std"))
+logits = session.run(None, {{"images": (image - mean) / std}})[0]
+print(json.dumps({{
+    "shape": logits.shape, "first": logits[0, :, 0, 0].tolist(), "classes": read["classes"],
+    "palette": read["palette"], "iterations": read["iterations"], "step": read["step_size"],
+    "axes": session.get_inputs()[0].shape,
+}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    found = json.loads(done.stdout)
+    assert found["shape"] == [1, 11, 45, 61]
+    assert found["classes"] == list(INFO.classes)
+    assert found["palette"] == [list(colour) for colour in INFO.palette]
+    assert (found["iterations"], found["step"]) == (5, [0.5, 0.25])
+    assert found["axes"] == ["batch", 3, "height", "width"]
+    image = torch.from_numpy(np.random.default_rng(0).random((1, 3, 45, 61), np.float32))
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (model.config.mean, model.config.std))
+    with torch.inference_mode():
+        expected = model((image - mean) / std)[0, :, 0, 0]
+    assert found["first"] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-4)
+
+
+def test_nothing_of_the_exporting_machine_is_in_the_file(exported: Path) -> None:
+    data = exported.read_bytes()
+    for trace in (b"site-packages", b"segmenter.py", str(Path(hemnet.__file__).parent).encode()):
+        assert trace not in data
+
+
+def test_batch_norms_are_folded(exported: Path) -> None:
+    if exported.suffix == ".onnx":
+        import onnx
+
+        kinds = {node.op_type for node in onnx.load(exported).graph.node}
+        assert "Conv" in kinds
+        assert "BatchNormalization" not in kinds
+
+
+def test_a_file_that_disagrees_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = export.WRITERS["torch"]
+
+    def wrong(program: Any, texts: dict[str, str], path: Path) -> None:
+        program.state_dict["head.classifier.1.bias"].data[3] += 0.5
+        write(program, texts, path)
+
+    monkeypatch.setitem(export.WRITERS, "torch", wrong)
+    with pytest.raises(UserError, match="does not agree"):
+        export_model(build("fcn"), tmp_path / "model.pt2", "torch")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    class Reads(nn.Module):
+        def forward(self, images: Tensor) -> list[Tensor]:
+            return [images.repeat(1, 64 if images.sum().item() > 0 else 32, 1, 1)]
+
+    model = build("fcn")
+    model.backbone = Reads()
+    with pytest.raises(UserError, match="fcn with test_resnet cannot be exported to onnx"):
+        export_model(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parity_sees_a_difference_in_one_size() -> None:
+    class Wrong(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            out = F.avg_pool2d(images, 3, 1, 1)
+            return out + 0.1 * (images.shape[-1] == SIZES[-1][1])
+
+    pool = nn.AvgPool2d(3, 1, 1)
+    assert len(check_parity(pool, pool)) == 8
+    with pytest.raises(UserError, match="1 images of 160×225"):
+        check_parity(pool, Wrong())
+
+
+@pytest.mark.parametrize(("length", "regions"), [(12, 6), (13, 6), (5, 3), (2, 6), (1, 3), (7, 1)])
+def test_region_means_are_adaptive_pooling(length: int, regions: int) -> None:
+    x = torch.randn(1, 2, length, length)
+    weights = _weights(length, regions, x)
+    torch.testing.assert_close(weights @ x @ weights.mT, F.adaptive_avg_pool2d(x, regions))
+
+
+def test_a_program_is_loaded_only_with_trust(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"anything")
+    with pytest.raises(UserError, match="--trust"):
+        ExportedModel(path)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2", "xml", "bin"])
+def test_other_files_are_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"model.{suffix}"
+    path.write_bytes(b"anything")
+    with pytest.raises(UserError, match=r"cannot be read|ends in"):
+        ExportedModel(path, trust=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--out", "model.pt"), "ends in .onnx"),
+        (("--out", "gone/model.onnx"), "no folder"),
+        (("--out", "model.onnx", "--iterations", "0"), "--iterations 0"),
+    ],
+)
+def test_mistakes_exit_with_2(
+    source: Path, flags: tuple[str, ...], message: str, tmp_path: Path, capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert run("export", str(source), *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_without_em_has_no_iterations(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no EM unit"):
+        export_model(build("fcn"), tmp_path / "model.onnx", iterations=3)
