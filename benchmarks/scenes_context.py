@@ -70,7 +70,7 @@ VARIANTS = {
     "pooling": Pooling,
     "attention": Attention,
     "highway EM": lambda channels: HighwayEMAttention(
-        channels, bases=16, variance="auto", kernel="dot", zero_init=False
+        channels, bases=16, variance="auto", zero_init=False
     ),
 }
 

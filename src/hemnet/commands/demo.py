@@ -61,7 +61,7 @@ def demo_config(steps: int = STEPS, seed: int = 0) -> TrainConfig:
             backbone="test_resnet",
             output_stride=8,
             channels=64,
-            options={"bases": 32, "variance": "auto", "kernel": "dot", "zero_init": False},
+            options={"bases": 32, "variance": "auto", "zero_init": False},
         ),
         data=DataConfig(
             name="scenes",

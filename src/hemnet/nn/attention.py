@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -38,18 +38,10 @@ WARM_UP = 20  # passes before the bases are judged at all
 AUTO_RATIO = 8.0  # λ/σ² that variance="auto" keeps
 
 
-class Preset(NamedTuple):
-    """What a unit is made with where nothing else is asked for."""
-
-    kernel: str
-    variance: float | Literal["auto"] | None
-    # Of the last batch norm: how much the unit first adds to its input. At 1 it drowns what it is
-    # added to, at 0 it is still all but absent after a short training.
-    start: float
-
-
-# docs/results.md has the measurements behind the recommended one.
-PRESETS = {"recommended": Preset("rbf", "auto", 0.3), "paper": Preset("dot", None, 1.0)}
+# Weight that the last batch norm starts with, by preset: how much the unit first adds to its input.
+# At 1 it drowns what it is added to, at 0 it is still all but absent after a short training;
+# docs/results.md has the measurements.
+PRESETS = {"recommended": 0.3, "paper": 1.0}
 
 
 class _EMUnit(nn.Module):
@@ -174,14 +166,13 @@ class HighwayEMAttention(_EMUnit):
         iterations: E- and N-steps in training, T.
         step_size: η in (0, 1]: a number, one per iteration, or a tensor; a parameter is learned.
         variance: σ²: a number, None for √C, or "auto" to follow the features' scale.
-        kernel: "dot" or "rbf". Kernel and variance are the preset's where it is not said.
+        kernel: "dot" or "rbf".
         decay: of the moving average of the bases.
         eval_iterations: E- and N-steps in evaluation; as in training where None.
         backward: "exact", "autograd", "highway" or "none", see `hemnet.highway_em`.
         zero_init: True starts the last batch norm at 0, so that the unit is the identity at first,
             False at 1; None at the preset's 0.3 ("recommended") or 1 ("paper").
-        preset: "recommended": RBF kernel, variance="auto"; or "paper" for the paper's unit to the
-            letter: dot product, √C.
+        preset: "recommended", or "paper" for the paper's unit to the letter.
 
     With per-iteration step sizes and more iterations in evaluation, the last one is repeated.
     """
@@ -192,8 +183,8 @@ class HighwayEMAttention(_EMUnit):
         bases: int = 64,
         iterations: int = 3,
         step_size: StepSize = 0.5,
-        variance: float | Literal["auto", "preset"] | None = "preset",
-        kernel: str = "preset",
+        variance: float | Literal["auto"] | None = None,
+        kernel: str = "dot",
         decay: float = 0.9,
         eval_iterations: int | None = None,
         backward: str = "exact",
@@ -202,10 +193,7 @@ class HighwayEMAttention(_EMUnit):
     ) -> None:
         if preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
-        chosen = PRESETS[preset]
-        kernel = chosen.kernel if kernel == "preset" else kernel
-        variance = chosen.variance if variance == "preset" else variance
-        start = chosen.start if zero_init is None else float(not zero_init)
+        start = PRESETS[preset] if zero_init is None else float(not zero_init)
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
         check_kernel(kernel)
