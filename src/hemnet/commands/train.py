@@ -67,9 +67,7 @@ def run(args: argparse.Namespace) -> None:
     summary = f"trained {result.step} steps"
     if result.best_miou is not None:
         summary += f", best mIoU {result.best_miou:.2f} at step {result.best_step}"
-    from accelerate import PartialState
-
-    if PartialState().is_main_process:
+    if result.main:
         from hemnet.report import write_report
 
         print(f"{summary}. The model is in {args.out / 'model'}")

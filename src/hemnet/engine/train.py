@@ -50,6 +50,7 @@ class TrainResult:
     miou: float | None  # of the last validation
     best_miou: float | None
     best_step: int
+    main: bool  # of several processes, the one that speaks
 
 
 def train(
@@ -339,6 +340,7 @@ class Run:
             p.last_miou,
             p.best_miou,
             p.best_step,
+            main=self.main,
         )
 
     def close(self) -> None:
