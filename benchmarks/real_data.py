@@ -33,7 +33,10 @@ from torch.utils.data import Subset
 
 import hemnet
 from common import console
+from hemnet.config import OptimConfig
 from hemnet.data import Augmentation, evaluation_batches, open_dataset, training_batches
+from hemnet.engine.metrics import Evaluation, confusion_matrix
+from hemnet.engine.optim import make_optimizer, rate_at, set_rate
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
 
@@ -101,17 +104,13 @@ def features_of(model: hemnet.Segmenter, batches: Iterable[Batch], coarse: int) 
 
 def train(model: nn.Module, batches: list[Batch], seed: int, rate: float) -> float:
     """SGD with a poly schedule; returns the mean loss of the last tenth."""
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim == 4]
-    others = [p for p in model.parameters() if p.requires_grad and p.ndim != 4]
-    optimizer = torch.optim.SGD(
-        [{"params": decayed, "weight_decay": 1e-4}, {"params": others}], lr=rate, momentum=0.9
-    )
+    config = OptimConfig(steps=len(batches), rate=rate, warmup=0, bias_rate=1.0)
+    optimizer = make_optimizer(model, config)
     torch.manual_seed(2000 + seed)  # the same dropout for every unit
     model.train()
     losses = []
     for step, (images, masks) in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * (1 - step / len(batches)) ** 0.9
+        set_rate(optimizer, rate_at(step, config))
         logits = model(images.float().contiguous(memory_format=torch.channels_last))
         loss = F.cross_entropy(logits, masks.long(), ignore_index=255)
         optimizer.zero_grad()
@@ -129,18 +128,10 @@ def evaluate(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, 
         logits = model(images.float().contiguous(memory_format=torch.channels_last))
         if logits.shape[-2:] != masks.shape[-2:]:  # a frozen backbone's, of any size
             logits = F.interpolate(logits, masks.shape[-2:], mode="bilinear", align_corners=True)
-        found = logits.argmax(dim=1)
-        known = masks != 255
-        pairs = masks[known].long() * classes + found[known]
-        confusion += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
-    hits = confusion.diag().double()
-    union = confusion.sum(0) + confusion.sum(1) - hits
-    present = union > 0
-    return {
-        "miou": 100 * (hits / union)[present].mean().item(),
-        "accuracy": 100 * (hits.sum() / confusion.sum()).item(),
-        "iou": [round(100 * v, 2) for v in (hits / union.clamp(min=1)).tolist()],
-    }
+        confusion += confusion_matrix(masks, logits.argmax(dim=1), classes)
+    found = Evaluation(confusion, tuple(map(str, range(classes))))
+    iou = [None if v is None else round(v, 2) for v in found.iou.values()]
+    return {"miou": found.miou, "accuracy": found.pixel_accuracy, "iou": iou}
 
 
 def table(runs: list[dict[str, Any]]) -> Table:

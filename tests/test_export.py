@@ -168,10 +168,9 @@ def test_the_configuration_travels(source: Path, exported: Path) -> None:
     assert ExportedModel(exported, trust=True).config == hemnet.from_pretrained(source).config
 
 
+@pytest.mark.parametrize("exported", ["onnx"], indirect=True)
 def test_runs_without_torch(source: Path, exported: Path, tmp_path: Path) -> None:
     """A program with onnxruntime alone has names, colours and normalisation."""
-    if exported.suffix != ".onnx":
-        pytest.skip("needs torch, or another runtime")
     path, model = exported, five(source)
     program = f"""
 import sys

@@ -44,10 +44,10 @@ class _Kept(NamedTuple):
         """∂μ⁽ᵗ⁺¹⁾/∂μ⁽ᵗ⁾ along the highway: 1 − η, and all of it where a basis explains nothing."""
         return 1 - self.steps[t] + self.steps[t] * floor(self.mass) / self.weight(t)
 
-    def responsibilities(self, t: int, tile: slice, e_step: EStep, part: Tensor) -> Tensor:
-        if self.gamma is not None and t == len(self.mass) - 1:
-            return self.gamma[:, tile]
-        return e_step(part)
+    def responsibilities(self, t: int, tile: slice) -> Tensor | None:
+        """Those of the last iteration; None where they have to be computed again."""
+        last = t == len(self.mass) - 1
+        return self.gamma[:, tile] if last and self.gamma is not None else None
 
 
 class _Unrolled(torch.autograd.Function):
@@ -109,9 +109,8 @@ class Exact(_Unrolled):
                 moments, totals = torch.zeros_like(mu), torch.zeros_like(mu[..., 0])  # Σ d x, Σ d
                 for tile in tiles(x):
                     part = wide(x[:, tile])
-                    known = kept.gamma[:, tile] if last and kept.gamma is not None else None
                     own = grad_gamma[:, tile] if last and grad_gamma is not None else None
-                    gamma_and_d, d = products.gradients(part, known, own)
+                    gamma_and_d, d = products.gradients(part, kept.responsibilities(t, tile), own)
                     if grad_x is not None:
                         beta = 0 if last else 1
                         grad_x[:, tile].baddbmm_(gamma_and_d, products.to_x, beta=beta)
@@ -168,7 +167,8 @@ class Highway(_Unrolled):
                     part = wide(x[:, tile])
                     for i, grad_sums in enumerate(all_grad_sums):
                         t = len(steps) - 1 - i
-                        gamma = kept.responsibilities(t, tile, e_steps[t], part)
+                        known = kept.responsibilities(t, tile)
+                        gamma = e_steps[t](part) if known is None else known
                         grad_x[:, tile].baddbmm_(gamma, grad_sums, beta=0 if i == 0 else 1)
         return (
             None if grad_x is None else grad_x.to(x.dtype),

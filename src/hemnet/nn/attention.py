@@ -273,9 +273,8 @@ class EMAttention(_EMUnit):
         check_iterations(iterations if eval_iterations is None else eval_iterations)
         super().__init__(channels, bases, decay, start=float(not zero_init))
         self.iterations, self.eval_iterations = iterations, eval_iterations
-        self.conv_in.requires_grad_(
-            False
-        )  # no gradient reaches it; data parallelism wants to be told
+        # No gradient would reach it; data parallelism wants to be told.
+        self.conv_in.requires_grad_(False)
         self.reset_parameters()
 
     @property
