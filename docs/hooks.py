@@ -51,6 +51,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A list may follow its sentence at once, as on GitHub; here it needs an empty line."""
+    return re.sub(r"^(?![-*\s|#>`])(.+)\n(?=- )", r"\1\n\n", markdown, flags=re.MULTILINE)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages: dict[str, str | bytes] = {"commands.md": commands_page(), **notebook_page(NOTEBOOK)}
     for name, content in pages.items():
@@ -65,7 +70,7 @@ def notebook_page(path: Path) -> dict[str, str | bytes]:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(source.replace("](../docs/", "]("))
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:

@@ -45,7 +45,7 @@ SMALL = {
 }
 SMALL_SCENES = {"data.size": "48", "data.length": "8", "data.val_length": "6"}
 SHORTER: dict[str, list[str]] = {
-    "demo": ["--steps", "2"],
+    "demo": ["--steps", "1"],
     "evaluate": ["--workers", "0"],
     "study ablation": ["--iterations", "3", "--step-sizes", "0.8", "--seeds", "0"],
     "study gradients": ["--iterations", "3", "--step-sizes", "0.5", "--samples", "4"],
@@ -64,7 +64,7 @@ NOT_RUN = {
 
 # Page → texts of its Python blocks that are replaced, each of which must be there.
 REPLACED = {
-    "docs/training.md": [('"100"', '"2", "--data.size", "48", "--data.val_length", "2"')],
+    "docs/training.md": [('"100"', '"2", "--optim.warmup", "0", "--data.val_length", "4"')],
     "docs/block.md": [
         ("range(40)", "range(3)"),
         ("fullgraph=True)  #", 'fullgraph=True, backend="eager")  #'),  # no compiler is needed
