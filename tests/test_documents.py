@@ -1,6 +1,7 @@
 """What the documents show is executed, what they name exists, and the site builds."""
 
 import argparse
+import doctest
 import importlib
 import re
 import shutil
@@ -244,3 +245,32 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert not [o for o in cell.outputs if o.get("name") == "stderr"], cell.source
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["hemnet.em.solver", "hemnet.nn.attention", "hemnet.models", "hemnet.data.catalog"],
+)
+def test_examples_in_docstrings(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted
+    assert not found.failed
+
+
+def test_every_module_with_an_example_is_tested() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    for path in (ROOT / "src").rglob("*.py"):
+        if ">>> " in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+            assert f'"{name}"' in source, name
+
+
+def test_what_does_not_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["evaluate", "nowhere"], ["data", "check", "folder", "--rot", "x"]):
+        with pytest.raises(AssertionError, match="ended with 2"):
+            documents.run_hemnet(["hemnet", *words])
+    with pytest.raises(AssertionError, match="no --speed"):
+        documents.run_module(["python", "benchmarks/data.py", "--speed", "9"])
+    with pytest.raises(SystemExit):
+        documents.run_torchrun(["torchrun", "--proceses", "2", "-m", "hemnet", "demo"])
