@@ -47,7 +47,10 @@ SMALL_SCENES = {"data.size": "48", "data.length": "8", "data.val_length": "6"}
 SHORTER: dict[str, list[str]] = {
     "demo": ["--steps", "1"],
     "evaluate": ["--workers", "0"],
-    "study ablation": ["--iterations", "3", "--step-sizes", "0.8", "--seeds", "0"],
+    "study ablation": [
+        *("--iterations", "3", "--step-sizes", "0.8", "--seeds", "0", "--baselines", "emanet")
+    ],
+    "study iterations": ["--iterations", "1", "3"],
     "study gradients": ["--iterations", "3", "--step-sizes", "0.5", "--samples", "4"],
     "study compare": ["--heads", "hemnet", "fcn", "--seeds", "0"],
 }
@@ -58,13 +61,16 @@ NOT_RUN = {
     "pip install": "makes an environment; the extras are compared with pyproject.toml",
     "hemnet data prepare": "wants archives of gigabytes; test_data_prepare.py converts small ones",
     "hemnet costs --paper": "seconds of counting; test_costs.py compares every figure of it",
+    "hemnet app": "a server; its own tests start one",
     "python benchmarks/": "minutes to hours; each flag must be one that the script knows",
     "python tests/kills.py": "minutes of kills; test_checkpoint.py does some of them",
 }
 
 # Page → texts of its Python blocks that are replaced, each of which must be there.
 REPLACED = {
-    "docs/training.md": [('"100"', '"2", "--optim.warmup", "0", "--data.val_length", "4"')],
+    "docs/training.md": [
+        ('"100"', '"2", "--optim.warmup", "0", "--data.val_length", "4", "--data.workers", "0"')
+    ],
     "docs/block.md": [
         ("range(40)", "range(3)"),
         ("fullgraph=True)  #", 'fullgraph=True, backend="eager")  #'),  # no compiler is needed
@@ -140,8 +146,8 @@ def shorter(arguments: list[str]) -> list[str]:
     """Flags that make a command short."""
     command = next((c for c in SHORTER if shlex.join(arguments).startswith(c)), "")
     flags = list(SHORTER.get(command, []))
-    trains = arguments[0] == "train" or command.startswith("study")
-    if not trains or "--resume" in arguments:
+    study = command.startswith("study") and command != "study iterations"
+    if not (study or arguments[0] == "train") or "--resume" in arguments:
         return flags
     name = "scenes"
     if "--config" in arguments:
@@ -150,7 +156,7 @@ def shorter(arguments: list[str]) -> list[str]:
     if "--data.name" in arguments:
         name = arguments[arguments.index("--data.name") + 1]
     settings = SMALL | (SMALL_SCENES if name == "scenes" else {})
-    if command.startswith("study"):  # which has short names for two, and they come last
+    if study:  # which has short names for two, and they come last
         flags += ["--backbone", settings["model.backbone"], "--weights", "null"]
     return flags + [part for key, value in settings.items() for part in (f"--{key}", value)]
 
