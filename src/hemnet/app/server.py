@@ -9,10 +9,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import signal
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,8 @@ class Guard:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
+                if got > most:  # whatever the application made of it
+                    message["status"] = 413
                 message["headers"] = [*message.get("headers", []), *HEADERS]
             await send(message)
 
@@ -214,12 +219,20 @@ def serve(app: Asgi, place: socket.socket, open_browser: bool = False) -> None:
     import uvicorn
 
     host, port = place.getsockname()[:2]
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    print(f"HEMNet explorer: {address}  (Ctrl-C ends it)", flush=True)
-    if not is_loopback(host):
-        print("It can be reached from other computers, and asks no one for a password.", flush=True)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, ws="none")
-    if open_browser:
-        threading.Timer(1.0, webbrowser.open, [address]).start()
-    uvicorn.Server(config).run([place])
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(f"HEMNet explorer: {address}  (Ctrl-C ends it)", flush=True)
+            if not is_loopback(host):
+                print("Other computers can reach it, and it asks no one for a password.")
+            if open_browser:
+                threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+    # Both ways of ending it leave by this function, so that the temporary folder goes too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws="none")
+    with suppress(KeyboardInterrupt):
+        Server(config).run([place])
