@@ -52,6 +52,7 @@ class Look:
     legend: str
     status: str
     class_map: Path
+    place: tuple[int, int]  # the pixel that is explained at first
     view: View
 
 
@@ -85,12 +86,14 @@ class Answers:
         start = time.perf_counter()
         seen, explorer = look(), self.explorer
         session = self.sessions.begin(key, seen)
+        middle = seen.size[0] // 2, seen.size[1] // 2
         found = Look(
             drawing.stage(seen, explorer.palette, explorer.plain),
             drawing.legend(explorer, seen),
             "",
             self._class_map(seen),
-            self._view(session, Wishes()),
+            middle,
+            self._view(session, Wishes(place=middle)),
         )
         return replace(found, status=drawing.status(seen, time.perf_counter() - start))
 
