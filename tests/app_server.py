@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def save_model(folder: Path) -> Path:
 class Server:
     url: str
     port: int
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     folder: Path  # its temporary files
     work: Path  # its working folder
     model: Path
@@ -64,32 +65,27 @@ def running(folder: Path, *options: str) -> Iterator[Server]:
     scratch.mkdir()
     (work / "secret.txt").write_text("the secret of the working folder")
     paths = [str(Path(hemnet.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hemnet", "app", str(model), "--port", "0", *options],
-        cwd=work,
-        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        if found:
-            break
-    else:
-        raise AssertionError("hemnet app has ended: " + "".join(lines))
+    log = folder / "log.txt"  # not a pipe, which would fill up and make it wait
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hemnet", "app", str(model), "--port", "0", *options],
+            cwd=work,
+            env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+    while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())):
+        assert process.poll() is None, "hemnet app has ended: " + log.read_text()
+        time.sleep(0.1)
     (own,) = scratch.glob("hemnet-app-*")
     try:
         yield Server(found[0], int(found[1]), process, own.resolve(), work, model)
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            rest = process.communicate(timeout=20)[0]
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    assert process.returncode == 0, rest
+    assert process.returncode == 0, log.read_text()
     assert not own.exists(), "the temporary folder is left"

@@ -206,6 +206,7 @@ def listen(host: str, port: int | None, default: int = 7860) -> socket.socket:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             place.bind((host, number))
+            place.listen(128)  # from here on the port is ours
             return place
         except (OSError, OverflowError) as error:
             place.close()
