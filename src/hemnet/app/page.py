@@ -52,6 +52,8 @@ class Page:
                 _html(drawing.note(self.explorer.why_no_unit), elem_id="no-unit")
             self._em_part(0 if unit is None else unit.bases.value.shape[0])
             self._connect()
+        for block in self.blocks.blocks.values():
+            _stay_home(block)
         # One computation at a time, and a queue that ends.
         self.blocks.queue(max_size=64, default_concurrency_limit=1, api_open=False)
         self.blocks.state_session_capacity = 200
@@ -83,11 +85,7 @@ class Page:
                     if self.explorer.unit is not None
                     else "<h2>What is a pixel?</h2>"
                 )
-                _html(
-                    drawing.note(
-                        "Press on the picture, or give a pixel: x from the left, y from the top."
-                    )
-                )
+                _html(drawing.note("Press on the picture, or type x and y (from the upper left)."))
                 with gr.Row(elem_id="place"):
                     self.x = gr.Number(label="x", precision=0, min_width=70)
                     self.y = gr.Number(label="y", precision=0, min_width=70)
@@ -297,6 +295,18 @@ class Page:
 def _html(value: str = "", **options: Any) -> gr.HTML:
     """Styled by our style sheet alone."""
     return gr.HTML(value, apply_default_css=False, **options)
+
+
+def _stay_home(block: Any) -> None:
+    """Gradio fetches what a request names by an address, of any size: here it does not."""
+    fetch = block.async_move_resource_to_block_cache
+
+    async def only_files(place: Any) -> Any:
+        if isinstance(place, str) and "://" in place:
+            raise UserError("files are uploaded, not fetched from an address.")
+        return await fetch(place)
+
+    block.async_move_resource_to_block_cache = only_files
 
 
 def _given(event: gr.EventData, name: str) -> Any:
