@@ -28,7 +28,7 @@ def test_python_snippets_run_from_top_to_bottom(
     "name",
     [
         *("README.md", "CONTRIBUTING.md", "docs/method.md", "docs/evaluation.md"),
-        *("docs/prediction.md", "docs/export.md", "docs/studies.md"),
+        *("docs/prediction.md", "docs/export.md", "docs/studies.md", "docs/app.md"),
     ],
 )
 def test_links_to_files_exist(name: str) -> None:

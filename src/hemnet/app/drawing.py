@@ -198,8 +198,13 @@ def bound_chart(solution: Solution, own: Solution, iteration: int) -> str:
     gain = solution.bound[-1] - solution.bound[0]
     return (
         f'<ul class="keys">{keys}</ul>{chart}<p class="note">ELBO per position in nats: '
-        f"{solution.bound[0]:.2f} → {solution.bound[-1]:.2f} ({gain:+.2f}). {text}</p>"
+        f"{_signed(solution.bound[0])} → {_signed(solution.bound[-1])} "
+        f"({'+' if gain >= 0 else ''}{_signed(gain)}). {text}</p>"
     )
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _line(solution: Solution, style: str, dots: bool) -> Series:
