@@ -10,6 +10,7 @@ EM, drawing, and packing the pictures; not the way to the browser and what it ma
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import tempfile
 import time
@@ -94,7 +95,8 @@ def in_the_browser(url: str, path: Path, rounds: int) -> dict[str, float]:
 
     seconds: dict[str, list[float]] = {"a new image": [], "16 iterations": []}
     with sync_playwright() as playwright:
-        page = playwright.chromium.launch(executable_path="/usr/bin/chromium").new_page()
+        place = shutil.which("chromium") or shutil.which("google-chrome")
+        page = playwright.chromium.launch(executable_path=place).new_page()
         page.goto(url)
         page.locator("#maps figure").first.wait_for()
         for number in range(rounds):
