@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 endif
 READY := $(VENV)/.ready
 
-.PHONY: demo app test lint format bench clean help
+.PHONY: demo app test lint format bench docs clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -45,6 +45,10 @@ bench: $(READY) ## speed and memory, as ratios of variants interleaved in one ru
 	$(BIN)/python benchmarks/data.py --json benchmarks/results/data.json
 	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
 	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(READY) ## the documents as a site in site/, warnings are errors
+	$(BIN)/python -m mkdocs build --strict
 
 clean: ## remove the environment and caches
 	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"
