@@ -103,7 +103,7 @@ def test_every_exemption_is_used() -> None:
         for words in pipeline
     ]
     inline = [text for path in PAGES for text in inline_code(path)]
-    for beginning in documents.NOT_RUN.keys() - {"hemnet app"}:
+    for beginning in documents.NOT_RUN:
         assert any(line.startswith(beginning) for line in [*lines, *inline]), beginning
 
 
