@@ -8,6 +8,7 @@ import torch
 
 from hemnet.cli import main
 from hemnet.data import Scenes
+from hemnet.engine.build import build_model
 from hemnet.engine.evaluate import evaluate
 from hemnet.engine.inference import EvaluationOptions
 from hemnet.engine.load import load_model
@@ -85,6 +86,20 @@ def test_the_default_grid_is_the_papers_table_with_three_seeds():
     assert chosen.config.run.seed == 1
     names = {c.config.model.name for c in cells if "emanet" in c.name}
     assert names == {"emanet"}
+
+
+def test_the_plain_baseline_is_the_head_without_its_unit():
+    config = scenes_config()
+    cells = ablation.ablation_cells(config, [3], [0.5], [0], ["emanet", "fcn", "plain"])
+    built = {c.name: build_model(c.config, Scenes("train").info) for c in cells}
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in built.items()}
+    unit = sum(p.numel() for p in built["T03_eta0.5_seed0"].head.attention.parameters())
+    assert sizes["plain_seed0"] == sizes["T03_eta0.5_seed0"] - unit
+    assert sizes["fcn_seed0"] < sizes["plain_seed0"]
+    summary = ablation.summarise(cells, made_up(cells, lambda t, c, s: 40.0 + len(c)))
+    assert [floor["mean"] for floor in summary["floors"].values()] == [43.0, 45.0]
+    text = ablation_document(summary, None, "")
+    assert "the same head without its unit 45.00" in text
 
 
 def made_up(cells, miou):

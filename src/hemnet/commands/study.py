@@ -107,8 +107,8 @@ def _ablation_arguments(sub: argparse.ArgumentParser) -> None:
         "--baselines",
         nargs="*",
         default=["emanet", "fcn"],
-        choices=["emanet", "fcn"],
-        help="beside HEMNet (default: emanet fcn)",
+        choices=["emanet", "fcn", "plain"],
+        help="beside HEMNet (default: emanet fcn); plain is its head without the unit",
     )
 
 

@@ -28,6 +28,8 @@ from hemnet.study.style import (
     tidy,
 )
 
+_FLOOR_STYLES = {"fcn": (":", "no attention"), "plain": ("-.", "without its unit")}
+
 
 def draw_heat(ours: dict[str, Any], paper: dict[str, Any], title: str, stem: Path) -> list[Path]:
     """Two tables side by side, each with its own scale; frames mark the best of a column."""
@@ -104,13 +106,15 @@ def draw_lines(summary: dict[str, Any], y: str, stem: Path) -> list[Path]:
             ls="--" if plain else "-",
             label="EMANet" if plain else step_label(float(column)),
         )  # fmt: skip
-    if summary["floor"]:
-        axis.axhline(summary["floor"]["mean"], color=FLOOR, lw=1.2, ls=":", label="no attention")
+    for name, floor in summary["floors"].items():
+        style, label = _FLOOR_STYLES[name]
+        axis.axhline(floor["mean"], color=FLOOR, lw=1.2, ls=style, label=label)
     tidy(axis, x="iterations in training, T", y=y)
     iteration_axis(axis, rows)
     # A reference line is no container and would come first.
     handles, labels = axis.get_legend_handles_labels()
-    last = sorted(range(len(labels)), key=lambda i: labels[i] == "no attention")
+    names = [label for _, label in _FLOOR_STYLES.values()]
+    last = sorted(range(len(labels)), key=lambda i: labels[i] in names)
     axis.legend(
         [handles[i] for i in last],
         [labels[i] for i in last],

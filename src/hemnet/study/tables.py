@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hemnet.study.ablation import TITLES
+from hemnet.study.ablation import FLOORS, TITLES
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -78,6 +78,12 @@ def statistics_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def floors_text(summary: dict[str, Any]) -> str:
+    found = summary["floors"].items()
+    text = "; ".join(f"{FLOORS[name]} {cell_text(floor, False)}" for name, floor in found)
+    return f"Without attention: {text}.\n" if text else ""
+
+
 def failures_text(summary: dict[str, Any]) -> str:
     missing = summary["runs_wanted"] - summary["runs_done"]
     if not missing:
@@ -95,14 +101,10 @@ def ablation_document(summary: dict[str, Any], context: dict[str, Any] | None, p
         "of each column in bold.\n",
         grid_table(summary),
     ]
-    if summary["floor"]:
-        parts.append(f"The same network without attention: {summary['floor']['mean']:.2f}.\n")
-    parts.append(statistics_text(summary))
+    parts += [floors_text(summary), statistics_text(summary)]
     if context is not None:
         parts += ["## Classes that need context alone\n", grid_table(context)]
-        if context["floor"]:
-            parts.append(f"The same network without attention: {context['floor']['mean']:.2f}.\n")
-        parts.append(statistics_text(context))
+        parts += [floors_text(context), statistics_text(context)]
     parts += ["## The paper's Table 1\n", "PASCAL VOC val, ResNet-50, one run a cell.\n", paper]
     return "\n".join(part for part in parts if part)
 
