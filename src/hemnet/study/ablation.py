@@ -13,7 +13,14 @@ from hemnet.models import head_options
 from hemnet.study import paper
 from hemnet.study.grid import Cell
 from hemnet.study.recipe import for_head
-from hemnet.study.statistics import Noise, difference, interaction, mean_sd, pooled, slope
+from hemnet.study.statistics import (
+    Noise,
+    difference,
+    interaction,
+    mean_sd,
+    pooled_within_seeds,
+    slope,
+)
 
 EMANET = "emanet"
 TITLES = {EMANET: "EMANet"}
@@ -86,7 +93,8 @@ def values(table: Runs, column: str, row: int, key: str = "miou") -> list[float]
 
 
 def noise_of(table: Runs, key: str = "miou") -> Noise | None:
-    return pooled([values(table, c, t, key) for c, rows in table.items() for t in rows])
+    groups = [values(table, c, t, key) for c, rows in table.items() for t in rows]
+    return pooled_within_seeds([group for group in groups if group])
 
 
 def summarise(

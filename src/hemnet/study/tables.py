@@ -51,10 +51,11 @@ def statistics_text(summary: dict[str, Any]) -> str:
     claims, lines = summary["claims"], []
     lines.append(
         f"Runs that differ in their seed alone have a standard deviation of "
-        f"{summary['pooled_sd']:.2f} points (pooled over all cells, {summary['freedom']} degrees "
-        f"of freedom). Two cells of {len(summary['seeds'])} seeds each are distinguishable "
-        f"(95%, not corrected for the number of pairs) from a difference of "
-        f"{summary['least_difference']:.2f} points on. Intervals below are 95%."
+        f"{summary['pooled_sd']:.2f} points (pooled over all cells, what a seed does to all of "
+        f"them taken out, {summary['freedom']} degrees of freedom). Two cells of "
+        f"{len(summary['seeds'])} seeds each are distinguishable (95%, not corrected for the "
+        f"number of pairs) from a difference of {summary['least_difference']:.2f} points on. "
+        "Intervals below are 95%."
     )
     if "hemnet_minus_emanet" in claims:
         gap = claims["hemnet_minus_emanet"]
