@@ -149,6 +149,7 @@ def test_claims_follow_from_the_numbers():
     assert summary["best_iterations"] == {"0.2": 4, "0.4": 1, "emanet": 1}
     claims = summary["claims"]
     assert claims["hemnet_minus_emanet"]["value"] == pytest.approx(12)
+    assert claims["minus_floors"]["fcn"]["0.2"]["value"] == pytest.approx(21)
     assert claims["per_doubling"]["emanet"]["value"] == pytest.approx(-2)
     assert claims["per_doubling"]["0.2"]["value"] == pytest.approx(1)
     assert claims["step_size_by_iterations"]["value"] == pytest.approx(-2)

@@ -164,6 +164,15 @@ def claims(
                 gap = difference(mine[top], runs(EMANET, [t]), noise)
                 by_row[str(t)] = {"best_step_size": top, **_plain(gap)}
         found["best_minus_emanet"] = by_row
+    found["minus_floors"] = {
+        floor: {
+            column: _plain(difference(runs(column), values(table, floor, 0, key), noise))
+            for column in columns
+            if runs(column)
+        }
+        for floor in FLOORS
+        if values(table, floor, 0, key)
+    }
     # Slopes over log2 T: what one doubling of the iterations changes.
     found["per_doubling"] = {}
     for column in columns:

@@ -65,6 +65,9 @@ def statistics_text(summary: dict[str, Any]) -> str:
             f"T = {t}: {_estimate(row)} (η = {row['best_step_size']})" for t, row in by_row
         )
         lines.append(f"- The best step size of a row minus EMANet: {text}.")
+    for floor, gaps in claims["minus_floors"].items():
+        text = "; ".join(f"{column_title(c)}: {_estimate(gap)}" for c, gap in gaps.items())
+        lines.append(f"- All runs of a column minus {FLOORS[floor]}: {text}.")
     slopes = "; ".join(
         f"{column_title(c)}: {_estimate(s)}" for c, s in claims["per_doubling"].items()
     )
