@@ -54,7 +54,10 @@ def _heat(axis: Axes, summary: dict[str, Any]) -> None:
     scaled = means[:, [c != EMANET for c in columns]] if len(columns) > 1 else means
     known = scaled[np.isfinite(scaled)]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
-    span = max(high - low, 1e-9)
+    # Colours never spread further than the noise: what cannot be told apart looks alike.
+    span = max(high - low, summary.get("least_difference") or 1e-9)
+    decimals = 1 if high - low > 5 else 2
+    low = (low + high - span) / 2
     axis.set_facecolor("#eeeeee")
     axis.imshow(means, cmap=HEAT, vmin=low, vmax=low + span, aspect="auto")
     names = ["EMANet" if c == EMANET else f"η {c}" for c in columns]
@@ -62,7 +65,6 @@ def _heat(axis: Axes, summary: dict[str, Any]) -> None:
     axis.set_yticks(range(len(rows)), [str(t) for t in rows], fontsize=9.5)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    decimals = 1 if span > 5 else 2
     for i, t in enumerate(rows):
         for j, column in enumerate(columns):
             value = means[i, j]
