@@ -8,9 +8,10 @@ A unit is "plain" (none), "emanet", "hemnet", "nonlocal" or "pspnet" (a head of 
 options after a colon. Runs of one seed are paired: the backbone, the layers around the unit, the
 crops and their order are the same, so that differences within a seed say more than the means do.
 Each run is appended to --out as a line of JSON, and is not repeated when it is there already.
-`--holdout` validates on a fifth of the training images instead: rates are chosen there.
-`--frozen` trains heads alone, on features that the ImageNet backbone gives once for all units of a
-seed, and on labels at a quarter of the resolution: ten times faster, the same comparison.
+`--holdout` validates on the last fifth of the training images instead: rates are chosen there.
+`--window 19 25` trains heads alone, on windows of features that the ImageNet backbone gives of
+whole images, kept in --store for all units and seeds: a minute a run. `--frozen` does so on
+features of random crops, which have to be computed for every seed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,15 @@ import hemnet
 from common import console
 from hemnet.config import OptimConfig
 from hemnet.data import Augmentation, evaluation_batches, open_dataset, training_batches
+from hemnet.engine.build import freeze_stages
 from hemnet.engine.metrics import Evaluation, confusion_matrix
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
+from stored_features import COARSE, stored, window_batch
 
 Batch = tuple[Tensor, Tensor]
-COARSE = 4  # of the pixels of a side, one is looked at in training on frozen features
+MORE = (8,)  # iterations at evaluation, beside those of training
 UNITS: dict[str, Any] = {
     "plain": lambda channels: nn.Identity(),
     "emanet": hemnet.EMAttention,
@@ -102,17 +106,31 @@ def features_of(model: hemnet.Segmenter, batches: Iterable[Batch], coarse: int) 
     ]
 
 
-def train(model: nn.Module, batches: list[Batch], seed: int, rate: float) -> float:
-    """SGD with a poly schedule; returns the mean loss of the last tenth."""
-    config = OptimConfig(steps=len(batches), rate=rate, warmup=0, bias_rate=1.0)
+def optimization(args: argparse.Namespace) -> OptimConfig:
+    if args.optimizer == "sgd":
+        return OptimConfig(steps=args.steps, rate=args.rate, warmup=0, bias_rate=1.0)
+    return OptimConfig(
+        name="adamw", steps=args.steps, rate=args.rate, warmup=args.steps // 20, bias_rate=1.0,
+        head_rate=2.0, weight_decay=0.01,
+    )  # fmt: skip
+
+
+def train(
+    model: nn.Module,
+    batch_of: Callable[[int], Batch],
+    config: OptimConfig,
+    seed: int,
+    weights: Tensor | None,
+) -> float:
+    """With a poly schedule; returns the mean loss of the last tenth."""
     optimizer = make_optimizer(model, config)
     torch.manual_seed(2000 + seed)  # the same dropout for every unit
-    model.train()
     losses = []
-    for step, (images, masks) in enumerate(batches):
+    for step in range(config.steps):
+        images, masks = batch_of(step)
         set_rate(optimizer, rate_at(step, config))
         logits = model(images.float().contiguous(memory_format=torch.channels_last))
-        loss = F.cross_entropy(logits, masks.long(), ignore_index=255)
+        loss = F.cross_entropy(logits, masks.long(), weights, ignore_index=255)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -175,19 +193,25 @@ def main() -> None:
     parser.add_argument("--crop", type=int, default=193)
     parser.add_argument("--scale", nargs=2, type=float, default=(0.5, 2.0), help="of images")
     parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--class-weights", nargs="+", type=float, help="of the loss, one a class")
+    parser.add_argument("--freeze-stages", type=int, default=0, help="first ones of the backbone")
     parser.add_argument("--frozen", action="store_true", help="train heads on frozen features")
+    parser.add_argument("--window", nargs=2, type=int, help="of stored features, rows and columns")
+    parser.add_argument("--store", type=Path, default=Path("runs/features"), help="for --window")
     parser.add_argument("--holdout", action="store_true", help="validate on a fifth of train")
     args = parser.parse_args()
+    heads_only = args.frozen or args.window is not None
 
     split = "trainaug" if args.data == "voc" else "train"
-    learn: Any = open_dataset(args.data, root=args.root, split=split, partial=True)
+    images: Any = open_dataset(args.data, root=args.root, split=split, partial=True)
+    learn = images
     judge: Any = open_dataset(args.data, root=args.root, split="val", partial=True)
     classes = len(learn.info.classes)
     if args.holdout:
         info = learn.info
-        held = [i for i in range(len(learn)) if i % 5 == 0]
-        kept = [i for i in range(len(learn)) if i % 5]
-        judge, learn = Subset(learn, held), Subset(learn, kept)
+        kept = len(learn) * 4 // 5  # the frames of a film are alike: not every fifth
+        judge, learn = Subset(learn, range(kept, len(learn))), Subset(learn, range(kept))
         judge.info = learn.info = info
     protocol = {
         "data": args.data, "backbone": args.backbone, "stride": args.stride,
@@ -195,6 +219,13 @@ def main() -> None:
         "rate": args.rate, "holdout": args.holdout, "frozen": args.frozen,
         "scale": list(args.scale),
     }  # fmt: skip
+    if args.window:
+        del protocol["crop"], protocol["scale"]
+        protocol["window"] = args.window
+    for name in ("optimizer", "class_weights", "freeze_stages"):
+        if getattr(args, name) != parser.get_default(name):
+            protocol[name] = getattr(args, name)
+    weights = None if args.class_weights is None else torch.tensor(args.class_weights)
     runs = []
     if args.out.exists():
         runs = [json.loads(line) for line in args.out.read_text().splitlines()]
@@ -209,22 +240,39 @@ def main() -> None:
             crop=(args.crop, args.crop), scale=tuple(args.scale),
             mean=first.config.mean, std=first.config.std,
         )  # fmt: skip
-        source = iter(training_batches(learn, view, batch_size=args.batch, workers=0, seed=seed))
-        crops = ((b.images.half(), b.masks.byte()) for b in islice(source, args.steps))
-        drawn = features_of(first, crops, COARSE) if args.frozen else list(crops)
-        if not judged:
-            whole = ((b.images.half(), b.masks.byte()) for b in evaluation_batches(judge, view))
-            judged = features_of(first, whole, 1) if args.frozen else list(whole)
+        if args.window:
+            name = f"{args.data}_{args.backbone}_{args.stride}"
+            learned = stored(first, images, args.store / f"{name}_train.pt", learn=True)
+            learned = learned[: len(learn)]
+            draw = partial(window_batch, learned, args.window, args.batch, args.stride, seed)
+            if not judged:
+                file = args.store / f"{name}_{'holdout' if args.holdout else 'val'}.pt"
+                whole = stored(first, judge, file, learn=False)
+                judged = [(f[None], m[None]) for each in whole for f, m in each]
+        else:
+            source = iter(training_batches(learn, view, batch_size=args.batch, seed=seed))
+            crops = ((b.images.half(), b.masks.byte()) for b in islice(source, args.steps))
+            draw = (features_of(first, crops, COARSE) if args.frozen else list(crops)).__getitem__
+            if not judged:
+                whole = ((b.images.half(), b.masks.byte()) for b in evaluation_batches(judge, view))
+                judged = features_of(first, whole, 1) if args.frozen else list(whole)
         for unit in missing:
             start = time.perf_counter()
             model = build(unit, classes, seed, args)
-            trained = FromFeatures(model.head, args.stride // COARSE) if args.frozen else model
+            trained = FromFeatures(model.head, args.stride // COARSE) if heads_only else model
             run = {**protocol, "unit": unit, "seed": seed}
-            run["loss"] = train(trained, drawn, seed, args.rate)
+            model.train()
+            freeze_stages(model, args.freeze_stages)
+            run["loss"] = train(trained, draw, optimization(args), seed, weights)
             run |= evaluate(trained, judged, classes)
             run["seconds"] = round(time.perf_counter() - start)
             inner = getattr(model.head, "attention", None)
             if hasattr(inner, "health"):
+                run["more_iterations"] = {}
+                for iterations in MORE:
+                    inner.eval_iterations = iterations
+                    run["more_iterations"][iterations] = evaluate(trained, judged, classes)["miou"]
+                inner.eval_iterations = None
                 run["health"] = str(inner.health())
                 run["gain"] = inner.norm.weight.abs().mean().item()
             runs.append(run)
