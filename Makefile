@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 endif
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench clean help
+.PHONY: demo app test lint format bench docs clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,13 +16,16 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'hemnet needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data,export]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data,export,app]"
 	$(BIN)/python -c "import pathlib; pathlib.Path('$(READY)').touch()"
 
 # Threads that wait without spinning: many times faster when other programs use the cores too.
 demo: export OMP_WAIT_POLICY = PASSIVE
 demo: $(READY) ## train HEMNet on built-in scenes, about two minutes; report in runs/demo
 	$(BIN)/python -m hemnet demo
+
+app: $(READY) ## explore the demo's model in the browser; `make demo` first
+	$(BIN)/python -m hemnet app --open
 
 test: $(READY) ## the whole test suite
 	$(BIN)/python -m pytest
@@ -42,6 +45,10 @@ bench: $(READY) ## speed and memory, as ratios of variants interleaved in one ru
 	$(BIN)/python benchmarks/data.py --json benchmarks/results/data.json
 	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
 	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(READY) ## the documents as a site in site/, warnings are errors
+	$(BIN)/python -m mkdocs build --strict
 
 clean: ## remove the environment and caches
 	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"

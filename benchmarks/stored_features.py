@@ -40,7 +40,7 @@ def stored(model: hemnet.Segmenter, data: Any, file: Path, *, learn: bool) -> li
         range(len(data)), f"features of {len(data)} images", console=console, transient=True,
         disable=not console.is_terminal,
     )  # fmt: skip
-    views = [make(model.eval(), *data[i]) for i in shown]
+    views = [make(model.eval(), *data[i][:2]) for i in shown]  # image and mask
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save([[tuple(v) for v in each] for each in views], file)
     return views

@@ -24,6 +24,7 @@ COMMANDS = {
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
     "study": "hemnet.commands.study",
+    "app": "hemnet.commands.app",
     "train": "hemnet.commands.train",
 }
 

@@ -19,17 +19,18 @@ Precision = Literal["float32", "bf16", "fp16"]
 class NetworkConfig:
     """The network.
 
-    name: hemnet, emanet, fcn, deeplabv3plus, psanet, pspnet, danet or nonlocal
-    backbone: a timm name, such as resnet101s, resnet50 or tf_efficientnet_lite0
-    output_stride: 8, 16 or 32
-    channels: width of the head; null for the head's own
-    weights: of the backbone: null, imagenet (timm's, from the hub) or a local file
-    start: a run or a saved model whose weights the whole network begins with
-    multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
-    resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
-    options: of the head, such as iterations, step_size, variance or dropout
-    freeze_stages: how many of the backbone's stages, stem included, are not trained
-    freeze_norm: batch norms keep their statistics, scales and shifts
+    Args:
+        name: hemnet, emanet, fcn, deeplabv3plus, psanet, pspnet, danet or nonlocal
+        backbone: a timm name, such as resnet101s, resnet50 or tf_efficientnet_lite0
+        output_stride: 8, 16 or 32
+        channels: width of the head; null for the head's own
+        weights: of the backbone: null, imagenet (timm's, from the hub) or a local file
+        start: a run or a saved model whose weights the whole network begins with
+        multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
+        resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
+        options: of the head, such as iterations, step_size, variance or dropout
+        freeze_stages: how many of the backbone's stages, stem included, are not trained
+        freeze_norm: batch norms keep their statistics, scales and shifts
     """
 
     name: str = "hemnet"
@@ -49,22 +50,23 @@ class NetworkConfig:
 class DataConfig:
     """The images.
 
-    name: a data set of `hemnet data`, such as voc, camvid, folder or scenes
-    root: its folder; scenes has none
-    split: what is trained on
-    val_split: what validation looks at; null for no validation
-    partial: use the pairs that are there when listed files are missing
-    skip_broken: leave out files that cannot be read, instead of stopping
-    classes: names, or a file of names, for folder and list
-    label_map: value in the label files → class
-    size: side of the generated scenes; null for 128
-    length: how many scenes to train on; null for 4000
-    val_length: how many scenes to validate on; null for 400
-    crop: height and width that the network sees in training
-    scale: range of the random scale
-    flip: probability of a horizontal flip
-    jitter: strength of random colour changes, 0 to 1
-    workers: processes that read images
+    Args:
+        name: a data set of `hemnet data`, such as voc, camvid, folder or scenes
+        root: its folder; scenes has none
+        split: what is trained on
+        val_split: what validation looks at; null for no validation
+        partial: use the pairs that are there when listed files are missing
+        skip_broken: leave out files that cannot be read, instead of stopping
+        classes: names, or a file of names, for folder and list
+        label_map: value in the label files → class
+        size: side of the generated scenes; null for 128
+        length: how many scenes to train on; null for 4000
+        val_length: how many scenes to validate on; null for 400
+        crop: height and width that the network sees in training
+        scale: range of the random scale
+        flip: probability of a horizontal flip
+        jitter: strength of random colour changes, 0 to 1
+        workers: processes that read images
     """
 
     name: str = "scenes"
@@ -89,19 +91,20 @@ class DataConfig:
 class OptimConfig:
     """The optimizer and its schedule: rate · (1 − step/steps)^power.
 
-    name: sgd or adamw
-    steps: how many times the weights change
-    batch_size: images of one step, over all processes and accumulated passes
-    accumulate: passes that make one step, each with its share of the batch
-    rate: the base learning rate
-    power: of the poly schedule; 0 keeps the rate
-    warmup: steps over which the rate rises from a tenth
-    momentum: of sgd
-    betas: of adamw
-    weight_decay: of convolution weights; nothing else decays
-    bias_rate: the rate of biases is this many times the base rate
-    head_rate: the rate of everything but the backbone is this many times the base rate
-    clip: largest norm of the gradient; null for no limit
+    Args:
+        name: sgd or adamw
+        steps: how many times the weights change
+        batch_size: images of one step, over all processes and accumulated passes
+        accumulate: passes that make one step, each with its share of the batch
+        rate: the base learning rate
+        power: of the poly schedule; 0 keeps the rate
+        warmup: steps over which the rate rises from a tenth
+        momentum: of sgd
+        betas: of adamw
+        weight_decay: of convolution weights; nothing else decays
+        bias_rate: the rate of biases is this many times the base rate
+        head_rate: the rate of everything but the backbone is this many times the base rate
+        clip: largest norm of the gradient; null for no limit
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -123,10 +126,11 @@ class OptimConfig:
 class LossConfig:
     """Cross-entropy over all pixels that are not void.
 
-    auxiliary: weight of the auxiliary head's loss; 0 for no such head
-    ohem: share of each image's pixels, the hardest, that count; null for all
-    class_weights: one number per class; null for equal ones
-    stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
+    Args:
+        auxiliary: weight of the auxiliary head's loss; 0 for no such head
+        ohem: share of each image's pixels, the hardest, that count; null for all
+        class_weights: one number per class; null for equal ones
+        stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
     """
 
     auxiliary: float = 0.0
@@ -139,13 +143,14 @@ class LossConfig:
 class ValidationConfig:
     """How the network is judged during training.
 
-    every: steps between two validations; the last step is always validated
-    scales: image scales whose probabilities are averaged
-    flip: average with the mirrored image too
-    window: side of a sliding window; null for whole images
-    overlap: share of the window that neighbours have in common
-    iterations: of the attention unit; null for the model's own
-    batch_size: images seen at once, where neighbours have the same size
+    Args:
+        every: steps between two validations; the last step is always validated
+        scales: image scales whose probabilities are averaged
+        flip: average with the mirrored image too
+        window: side of a sliding window; null for whole images
+        overlap: share of the window that neighbours have in common
+        iterations: of the attention unit; null for the model's own
+        batch_size: images seen at once, where neighbours have the same size
     """
 
     every: int = 1000
@@ -161,16 +166,17 @@ class ValidationConfig:
 class RunConfig:
     """How the run goes about it.
 
-    seed: of weights, images and dropout
-    device: auto, cpu, cuda or mps
-    precision: float32, or bf16 or fp16 for the forward and backward passes
-    channels_last: memory layout of images and weights, faster on most devices
-    compile: let torch.compile make the network faster after a slow start
-    log_every: steps between two lines of the log
-    health_every: steps between two looks at the health of the attention unit's bases
-    checkpoint_every: steps between two checkpoints
-    tensorboard: write TensorBoard's events into the run folder
-    wandb: project of Weights & Biases to log to; null for none
+    Args:
+        seed: of weights, images and dropout
+        device: auto, cpu, cuda or mps
+        precision: float32, or bf16 or fp16 for the forward and backward passes
+        channels_last: memory layout of images and weights, faster on most devices
+        compile: let torch.compile make the network faster after a slow start
+        log_every: steps between two lines of the log
+        health_every: steps between two looks at the health of the attention unit's bases
+        checkpoint_every: steps between two checkpoints
+        tensorboard: write TensorBoard's events into the run folder
+        wandb: project of Weights & Biases to log to; null for none
     """
 
     seed: int = 0

@@ -36,19 +36,37 @@ OPSET = 18
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a file's logits are from the model's on random images."""
+    """How far a file's logits are from the model's on random images of one size.
+
+    Attributes:
+        batch: number of images.
+        height: of the images.
+        width: of the images.
+        difference: the largest, as a share of the largest logit.
+        same_class: share of the pixels.
+    """
 
     batch: int
     height: int
     width: int
-    difference: float  # largest, as a share of the largest logit
-    same_class: float  # share of pixels
+    difference: float
+    same_class: float
 
 
 def export_model(
     model: Segmenter, path: str | Path, kind: str = "onnx", iterations: int | None = None
 ) -> list[Parity]:
-    """Writes the model to a file and returns how well it agrees, which was checked before."""
+    """Write a model for use without hemnet; there is no file if it does not agree.
+
+    Args:
+        model: what `create_model`, `from_pretrained` or `load_model` gave.
+        path: ends in `.onnx`, `.pt2` or `.xml`.
+        kind: "onnx", "torch" or "openvino".
+        iterations: of EM, instead of the model's own.
+
+    Returns:
+        The comparison with the model, a row for each size.
+    """
     path = Path(path)
     if kind not in WRITERS:
         raise UserError(f"there is no format {kind!r}; choose from {', '.join(WRITERS)}.")

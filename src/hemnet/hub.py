@@ -49,7 +49,12 @@ def save_pretrained(model: Segmenter, folder: str | Path) -> Path:
 
 
 def from_pretrained(source: str | Path, revision: str | None = None) -> Segmenter:
-    """A model from a `save_pretrained` folder or a hub id such as "user/model", ready to use."""
+    """A saved model, in evaluation mode. Nothing in its files is executed.
+
+    Args:
+        source: a folder that `save_pretrained` wrote, or a hub id such as "user/model".
+        revision: of the hub: a branch, tag or commit.
+    """
     folder = Path(source)
     if not folder.is_dir():
         folder = _download(str(source), revision)

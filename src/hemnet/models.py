@@ -38,12 +38,31 @@ def create_model(
     std: Sequence[float] | None = None,
     **options: Any,
 ) -> Segmenter:
-    """A segmentation model.
+    """A segmentation model: backbone, head, up-sampling.
 
-    `channels` is the width of the head (None: the paper's, 512 for HEMNet). `weights` are the
-    backbone's: None, "imagenet" (timm's, from the hub), or a local `.safetensors` or `.pth` file.
-    `mean` and `std` of the images follow the weights unless given. `options` are the head's:
-    `iterations`, `step_size`, `bases`, `preset="paper"` … for HEMNet.
+    Args:
+        name: of the head, see `list_models`.
+        num_classes: channels of the logits.
+        backbone: a timm name, or a ResNet with a deep stem such as "resnet101s".
+        output_stride: 8, 16 or 32.
+        channels: width of the head; None for the paper's (512 for HEMNet).
+        weights: of the backbone: None, "imagenet" (timm's, from the hub), or a local
+            `.safetensors` or `.pth` file with timm's or torchvision's names.
+        multi_grid: dilation rates of a ResNet's last stage; "auto" is 1, 2, 4 for `resnet*s`.
+        resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so.
+        auxiliary: add an auxiliary head, for a training loss.
+        classes: names of the classes, saved with the model.
+        palette: RGB colours of the classes, saved with the model.
+        mean: of the images' RGB in 0 … 1; follows the weights where None.
+        std: of the images' RGB in 0 … 1; follows the weights where None.
+        options: of the head; for HEMNet the arguments of `HighwayEMAttention`, such as
+            `iterations`, `step_size`, `bases` or `preset="paper"`.
+
+    Examples:
+        >>> import torch
+        >>> model = create_model("hemnet", 21, backbone="resnet18", output_stride=16, channels=64)
+        >>> model(torch.randn(2, 3, 65, 97)).shape
+        torch.Size([2, 21, 65, 97])
     """
     config = make_config(
         name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -20,7 +21,12 @@ _OPEN = ("model.options", "data.label_map")  # dictionaries, whose keys are the 
 
 
 def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> TrainConfig:
-    """A checked configuration: the defaults, changed by a file, changed by `--section.field`."""
+    """A checked configuration: the defaults, changed by a file, changed by flags.
+
+    Args:
+        path: a YAML file.
+        flags: such as `["--optim.rate", "0.01"]`.
+    """
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
@@ -72,7 +78,8 @@ def help_text() -> str:
 
 
 def _meanings(kind: type) -> list[tuple[str, str]]:
-    return re.findall(r"^    (\w+): (.+)$", kind.__doc__ or "", re.MULTILINE)
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return re.findall(r"^    (\w+): (.+)$", text, re.MULTILINE)
 
 
 def known_keys() -> list[str]:

@@ -112,10 +112,12 @@ OWN = ("folder", "list")
 
 
 def list_datasets() -> list[str]:
+    """Names that `open_dataset` knows."""
     return list(CATALOG)
 
 
 def dataset_info(name: str) -> Info:
+    """Classes, colours and official splits of a data set, without its files."""
     if name not in CATALOG:
         raise UserError(f"data set {name!r}: expected one of {', '.join(CATALOG)}.")
     return CATALOG[name].info
@@ -169,10 +171,21 @@ def open_dataset(
 ) -> SegmentationDataset:
     """Open a split of a data set by name.
 
-    partial: use the pairs that are there when listed files are missing (else an error).
-    classes: for `folder` and `list`: names, a file of them, or their number.
-    label_map: value in the label files → class or 255, instead of the data set's own.
-    size, length, seed: for the generated `scenes` only; 128 pixels, 4000 or 400 scenes, 0.
+    Args:
+        name: of the catalog, such as "voc", "folder" or "scenes".
+        root: its folder; a file for `list`, nothing for `scenes`.
+        split: such as "train" or "val".
+        partial: use the pairs that are there when listed files are missing (else an error).
+        classes: for `folder` and `list`: names, a file of them, or their number.
+        label_map: value in the label files → class or 255, instead of the data set's own.
+        size: side, or height and width, of the scenes; None for 128.
+        length: number of scenes; None for 4000 (train) or 400 (val).
+        seed: of the scenes; None for 0.
+
+    Examples:
+        >>> image, mask, name = open_dataset("scenes", split="val", size=96)[0]
+        >>> image.shape, mask.shape, name
+        (torch.Size([3, 96, 96]), torch.Size([96, 96]), 'val-0-0')
     """
     info = dataset_info(name)
     _refuse(name, {"classes": classes}, OWN)

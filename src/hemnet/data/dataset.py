@@ -19,23 +19,39 @@ from hemnet.data.layouts import Pair
 
 @dataclass(frozen=True)
 class Info:
-    """What is known of a data set before a file is read. Void is 255 in all of them."""
+    """What is known of a data set before a file is read.
+
+    Attributes:
+        name: in the catalog.
+        title: for people.
+        classes: names, in the order of their ids.
+        palette: RGB colours of the classes.
+        splits: official number of images, None where there is none.
+        void: the label of pixels that do not count, 255 in all of them.
+        context_classes: ids of classes that near pixels cannot tell.
+    """
 
     name: str
     title: str
     classes: tuple[str, ...]
     palette: tuple[Colour, ...]
-    splits: Mapping[str, int | None]  # official number of images, None where there is none
+    splits: Mapping[str, int | None]
     void: int = VOID
-    context_classes: tuple[int, ...] = field(default=())  # not decidable from near pixels
+    context_classes: tuple[int, ...] = field(default=())
 
 
 class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
-    """`dataset[i]` is (image 3,H,W uint8, mask H,W int64 with 255 for void, id)."""
+    """`dataset[i]` is (image 3,H,W uint8, mask H,W int64 with 255 for void, id).
+
+    Attributes:
+        info: classes, colours, splits.
+        split: which part this is.
+        notes: what the user should know, already logged.
+    """
 
     info: Info
     split: str
-    notes: Sequence[str] = ()  # what the user should know, already logged
+    notes: Sequence[str] = ()
 
     @property
     def num_classes(self) -> int:
@@ -49,7 +65,8 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
         """Image (3, H, W) uint8 and mask (H, W) uint8, or DataError naming the file."""
 
     @abstractmethod
-    def id(self, index: int) -> str: ...
+    def id(self, index: int) -> str:
+        """The name of a pair, such as its file's."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, str]:
         if not -len(self) <= index < len(self):

@@ -28,12 +28,19 @@ MAX_SKIPS = 16  # in a row: beyond this the data set is broken, not a file
 
 @dataclass
 class Batch:
-    """images: B,3,H,W float32, normalised; masks: B,H,W int64 with 255 for void."""
+    """Images and their labels.
+
+    Attributes:
+        images: B,3,H,W float32, normalised.
+        masks: B,H,W int64 with 255 for void.
+        ids: names of the B pairs.
+        skipped: why files were left out of this batch.
+    """
 
     images: Tensor
     masks: Tensor
     ids: list[str]
-    skipped: list[str] = field(default_factory=list)  # why files were left out of this batch
+    skipped: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -176,11 +183,25 @@ def training_batches(
     device: torch.device | str | None = None,
     pin_memory: bool = False,
 ) -> Batches:
-    """Endless batches of `batch_size` images for this rank, beginning at step `step`.
+    """Endless batches for training.
 
     The same arguments give the same batches whatever `workers` is, and the batches from step s on
-    are those an uninterrupted run would have had. `transform` replaces the augmentation's own; it
-    takes and gives an image and a mask, and what it leaves in uint8 is normalised here.
+    are those an uninterrupted run would have had.
+
+    Args:
+        dataset: what `open_dataset` gave.
+        augmentation: crop, scale, flip, jitter and normalisation; None for the paper's.
+        batch_size: images of this rank in a batch.
+        workers: processes that read; 0 reads in this one.
+        seed: of order and augmentation.
+        step: the batch to begin with.
+        rank: of this process among `world_size`; each takes its share of one order.
+        world_size: number of processes.
+        on_error: "raise", or "skip" to take the next image instead of a broken one.
+        transform: instead of the augmentation's own; takes and gives an image and a mask, and
+            what it leaves in uint8 is normalised here.
+        device: where the batches go.
+        pin_memory: for faster copies to a GPU.
     """
     config = augmentation or Augmentation()
     chosen = transform or training_transform(config)
@@ -208,7 +229,10 @@ def evaluation_batches(
     device: torch.device | str | None = None,
     pin_memory: bool = False,
 ) -> Batches:
-    """Every image of this rank's share once, in order, at its own size, only normalised."""
+    """Every image of this rank's share once, in order, at its own size, only normalised.
+
+    The arguments are those of `training_batches`; of `augmentation` only mean and std are used.
+    """
     data = Transformed(dataset, None)
     order = range(rank, len(dataset), world_size)
     loader = _loader(data, order, batch_size, workers, pin_memory)

@@ -30,11 +30,13 @@ IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 class Augmentation:
     """What training does to an image. The defaults are the paper's.
 
-    crop: height and width of what the network sees; smaller images are padded.
-    scale: range of the random scale, drawn uniformly. (1, 1) leaves the scale alone.
-    flip: probability of a horizontal flip.
-    jitter: strength of random brightness, contrast and saturation; hue takes a quarter. 0: none.
-    mean, std: of the RGB channels in 0 … 1; padding has the mean colour and the label 255.
+    Args:
+        crop: height and width of what the network sees; smaller images are padded.
+        scale: range of the random scale, drawn uniformly. (1, 1) leaves the scale alone.
+        flip: probability of a horizontal flip.
+        jitter: strength of random brightness, contrast and saturation (hue: a quarter); 0: none.
+        mean: of the RGB channels in 0 … 1; padding has this colour and the label 255.
+        std: of the RGB channels in 0 … 1.
     """
 
     crop: tuple[int, int] = (513, 513)

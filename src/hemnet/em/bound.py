@@ -18,7 +18,17 @@ from hemnet.em.steps import no_autocast, wide
 def elbo(
     x: Tensor, bases: Tensor, responsibilities: Tensor, variance: float | Tensor | None = None
 ) -> Tensor:
-    """Σ γ ln N(x|μ, σ²I) − Σ γ ln γ for each image: B."""
+    """The evidence lower bound Σ γ ln N(x|μ, σ²I) − Σ γ ln γ.
+
+    Args:
+        x: features B,N,C.
+        bases: μ, K,C or B,K,C.
+        responsibilities: γ, B,N,K.
+        variance: σ²; √C where None.
+
+    Returns:
+        The bound of each image, B.
+    """
     check_features(x, bases)
     check_responsibilities(responsibilities, bases, x)
     gamma = wide(responsibilities)
@@ -28,7 +38,16 @@ def elbo(
 
 
 def log_likelihood(x: Tensor, bases: Tensor, variance: float | Tensor | None = None) -> Tensor:
-    """Σ_n ln Σ_k N(x_n|μ_k, σ²I) for each image: B."""
+    """The log-likelihood Σₙ ln Σₖ N(xₙ|μₖ, σ²I), which the bound approaches from below.
+
+    Args:
+        x: features B,N,C.
+        bases: μ, K,C or B,K,C.
+        variance: σ²; √C where None.
+
+    Returns:
+        One number for each image, B.
+    """
     check_features(x, bases)
     with no_autocast(x):
         return _log_densities(x, bases, variance).logsumexp(dim=-1).sum(dim=-1)

@@ -30,17 +30,30 @@ BACKWARDS = ("exact", "autograd", "highway", "none")
 
 
 class EMResult(NamedTuple):
-    bases: Tensor  # B,K,C after the last N-step
-    responsibilities: Tensor  # B,N,K of the last E-step
+    """What `highway_em` found.
+
+    Attributes:
+        bases: B,K,C after the last N-step.
+        responsibilities: B,N,K of the last E-step.
+    """
+
+    bases: Tensor
+    responsibilities: Tensor
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration did: the responsibilities it computed and the bases it moved to."""
+    """What one iteration of `trace` did.
 
-    bases: Tensor  # B,K,C
-    responsibilities: Tensor  # B,N,K
-    elbo: Tensor  # B
+    Attributes:
+        bases: B,K,C that it moved to.
+        responsibilities: B,N,K that it computed first.
+        elbo: B, the bound with both.
+    """
+
+    bases: Tensor
+    responsibilities: Tensor
+    elbo: Tensor
 
 
 def highway_em(
@@ -63,11 +76,16 @@ def highway_em(
         variance: σ², the softmax's temperature; √C where None. A tensor may require grad.
         kernel: "dot" (the paper's) or "rbf" (the mixture's exact posterior).
         backward: "exact" – the full gradient, keeping only x and the T+1 small bases;
-            "autograd" – the same gradient by plain unrolled autograd, the readable reference;
+            "autograd" – the same gradient by plain unrolled autograd, the readable reference, and
+            the only one that can be differentiated twice;
             "highway" – only skip connections and N-steps, responsibilities are constants;
             "none" – the results are constants.
 
-    Only "autograd" can be differentiated twice.
+    Examples:
+        >>> x, start = torch.randn(2, 4096, 64), torch.randn(32, 64)
+        >>> result = highway_em(x, start, iterations=3, step_size=0.5)
+        >>> result.bases.shape, result.responsibilities.shape
+        (torch.Size([2, 32, 64]), torch.Size([2, 4096, 32]))
     """
     check_features(x, bases)
     check_iterations(iterations)
@@ -127,8 +145,14 @@ def trace(
 ) -> Iterator[Iteration]:
     """`highway_em` one iteration at a time, each with its bound: for looking, not for training.
 
-    The bound is taken after the N-step, with the responsibilities that led to it. Nothing is
-    kept between iterations: `list(trace(…))` keeps all of them.
+    The arguments are those of `highway_em`. The bound is taken after the N-step, with the
+    responsibilities that led to it. Nothing is kept between iterations: `list(trace(…))` keeps
+    all of them.
+
+    Examples:
+        >>> steps = list(trace(torch.randn(1, 500, 8), torch.randn(4, 8), 10, kernel="rbf"))
+        >>> bool(steps[-1].elbo > steps[0].elbo)
+        True
     """
     check_iterations(iterations)
     for step in check_steps(step_size, iterations):

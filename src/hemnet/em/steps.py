@@ -27,10 +27,17 @@ __all__ = ["KERNELS", "e_step", "n_step", "r_step"]
 def e_step(
     x: Tensor, bases: Tensor, variance: float | Tensor | None = None, kernel: str = "dot"
 ) -> Tensor:
-    """Responsibilities B,N,K: how much each basis explains each position.
+    """Responsibilities: how much each basis explains each position.
 
-    `kernel="dot"` is the softmax over k of x·μ_k / σ²; `"rbf"` that of −‖x−μ_k‖² / 2σ², the
-    exact posterior of the mixture. `variance=None` means √C.
+    Args:
+        x: features B,N,C.
+        bases: K,C or B,K,C.
+        variance: σ²; √C where None.
+        kernel: "dot" is the softmax over the bases of x·μ / σ²; "rbf" that of −‖x−μ‖² / 2σ²,
+            the exact posterior of the mixture.
+
+    Returns:
+        B,N,K; the K responsibilities of a position sum to 1.
     """
     check_features(x, bases)
     check_kernel(kernel)
@@ -41,7 +48,17 @@ def e_step(
 
 
 def n_step(x: Tensor, bases: Tensor, responsibilities: Tensor, step_size: float | Tensor) -> Tensor:
-    """Bases B,K,C after one damped Newton step: (1−η)·bases + η·(weighted means of x)."""
+    """Bases after one damped Newton step: (1−η)·bases + η·(weighted means of x).
+
+    Args:
+        x: features B,N,C.
+        bases: K,C or B,K,C.
+        responsibilities: B,N,K, the weights.
+        step_size: η in (0, 1]; 1 is plain EM.
+
+    Returns:
+        The moved bases, B,K,C.
+    """
     check_features(x, bases)
     check_responsibilities(responsibilities, bases, x)
     (step,) = check_steps(step_size, 1)
@@ -53,7 +70,15 @@ def n_step(x: Tensor, bases: Tensor, responsibilities: Tensor, step_size: float 
 
 
 def r_step(responsibilities: Tensor, bases: Tensor) -> Tensor:
-    """Features B,N,C rebuilt from the bases: responsibilities · bases."""
+    """Features rebuilt from the bases.
+
+    Args:
+        responsibilities: B,N,K.
+        bases: B,K,C or K,C.
+
+    Returns:
+        responsibilities · bases, B,N,C.
+    """
     check_responsibilities(responsibilities, bases)
     with no_autocast(responsibilities):
         return (wide(responsibilities) @ wide(bases)).to(responsibilities.dtype)

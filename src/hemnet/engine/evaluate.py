@@ -28,10 +28,16 @@ def evaluate(
 ) -> Evaluation:
     """The model's confusion matrix on all images of the data set.
 
-    `device` is the model's where None. `progress` names the bar (drawn on a terminal, by the
-    first process only); None draws none. When torch.distributed is initialised, every rank sees
-    its share of the images, each image is seen once, and the result is the same on every rank.
-    Nothing of the caller's changes: not the model's mode and not the random numbers.
+    When torch.distributed is initialised, every rank sees its share of the images, each image is
+    seen once, and the result is the same on every rank. Nothing of the caller's changes: not the
+    model's mode and not the random numbers.
+
+    Args:
+        model: any module from normalised images B,3,H,W to logits B,classes,H,W.
+        dataset: what `open_dataset` gave.
+        options: how to look; None for one look at each image as it is.
+        device: where to compute; None for the model's.
+        progress: name of the bar, drawn on a terminal by the first process; None draws none.
     """
     options = options or EvaluationOptions()
     # Not through DistributedDataParallel: it synchronises buffers in every forward pass, which

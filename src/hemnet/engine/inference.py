@@ -19,13 +19,14 @@ from hemnet.nn.attention import EMAttention, HighwayEMAttention
 class EvaluationOptions:
     """How a model is evaluated. The default is one look at every image as it is.
 
-    scales: the image is seen at each of these scales, and the probabilities are averaged.
-    flip: also mirrored, at every scale.
-    window: side, or height and width, of a sliding window over the scaled image; None: none.
-    overlap: of neighbouring windows, as a share of the window.
-    iterations: of EM, where they should differ from the model's own.
-    batch: images seen at once, where neighbours have the same size.
-    workers: processes that read images.
+    Args:
+        scales: the image is seen at each of these scales, and the probabilities are averaged.
+        flip: also mirrored, at every scale.
+        window: side, or height and width, of a sliding window over the scaled image; None: none.
+        overlap: of neighbouring windows, as a share of the window.
+        iterations: of EM, where they should differ from the model's own.
+        batch: images seen at once, where neighbours have the same size.
+        workers: processes that read images.
     """
 
     scales: tuple[float, ...] = (1.0,)

@@ -49,9 +49,15 @@ class ImageScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found. Percentages throughout."""
+    """What an evaluation found. Percentages throughout.
 
-    confusion: Tensor  # classes × classes int64, rows = label
+    Attributes:
+        confusion: classes × classes int64, rows = label.
+        classes: names.
+        images: id and mIoU of every image.
+    """
+
+    confusion: Tensor
     classes: tuple[str, ...]
     images: tuple[ImageScore, ...] = field(default=())
 
@@ -71,6 +77,7 @@ class Evaluation:
 
     @property
     def pixel_accuracy(self) -> float:
+        """Share of the labelled pixels that are right."""
         counts = self.confusion.double()
         return float(100 * counts.diag().sum() / counts.sum())
 
@@ -80,6 +87,7 @@ class Evaluation:
         return sorted(scored, key=lambda image: (image.miou, image.id))
 
     def to_json(self) -> dict[str, Any]:
+        """`miou`, `iou`, `pixel_accuracy` and `confusion`, as `--json` writes them."""
         return {
             "miou": self.miou,
             "iou": self.iou,

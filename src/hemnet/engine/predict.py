@@ -44,13 +44,14 @@ CLASSES, OVERLAYS, LINES = "classes", "overlays", "predictions.jsonl"
 class PredictOptions:
     """How files are predicted; `look` is what evaluation has too.
 
-    whole: images of up to this many pixels are seen at once (or with look.window), larger ones
-        are read and predicted in windows.
-    global_bases: the windows of a larger image share EM bases fitted to all of it.
-    max_pixels: files with more are refused.
-    overlays: also write the picture tinted in its classes' colours.
-    upright: obey rotation marks of photographs.
-    scratch: folder for what global_bases keeps on disk; None: the system's for temporary files.
+    Args:
+        whole: images of up to this many pixels are seen at once (or with look.window), larger ones
+            are read and predicted in windows.
+        global_bases: the windows of a larger image share EM bases fitted to all of it.
+        max_pixels: files with more are refused.
+        overlays: also write the picture tinted in its classes' colours.
+        upright: obey rotation marks of photographs.
+        scratch: folder for what global_bases keeps on disk; None: the system's for temporary files.
     """
 
     look: EvaluationOptions = field(default_factory=EvaluationOptions)

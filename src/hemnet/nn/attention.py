@@ -97,7 +97,7 @@ class _EMUnit(nn.Module):
         return F.relu(self.norm(self.conv_out(rebuilt)) + x)
 
     def health(self, x: Tensor | None = None) -> Health:
-        """The bases' health on inputs x: B,C,H,W, or on a sample of the last pass's features."""
+        """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
         if x is None and self._kept is None:
             raise RuntimeError("no features to read health from: run a forward pass or give x")
         with torch.no_grad():
@@ -175,6 +175,11 @@ class HighwayEMAttention(_EMUnit):
         preset: "recommended", or "paper" for the paper's unit to the letter.
 
     With per-iteration step sizes and more iterations in evaluation, the last one is repeated.
+
+    Examples:
+        >>> attention = HighwayEMAttention(64, bases=16)
+        >>> attention(torch.randn(2, 64, 32, 48)).shape
+        torch.Size([2, 64, 32, 48])
     """
 
     def __init__(
@@ -258,7 +263,10 @@ class HighwayEMAttention(_EMUnit):
 
 
 class EMAttention(_EMUnit):
-    """EMANet's unit: no temperature, unit-length bases, full steps, no gradient through them."""
+    """EMANet's unit: no temperature, unit-length bases, full steps, no gradient through them.
+
+    The arguments are those of `HighwayEMAttention`.
+    """
 
     def __init__(
         self,

@@ -25,11 +25,21 @@ class BasesWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Health:
-    ratio: float  # λ/σ²: below 1 the bases collapse
-    spread: float  # distance of the bases from their mean, relative to their norm: 0 … 1
-    entropy: float  # of a position's responsibilities, in nats: 0 … ln K
-    in_use: float  # share of the bases that explain some position best
-    bases: int  # K
+    """How the bases of an attention unit are doing; as text, one line to print.
+
+    Attributes:
+        ratio: λ/σ², the features' variance over the mixture's: below 1 the bases collapse.
+        spread: distance of the bases from their mean, relative to their norm: 0 … 1.
+        entropy: of a position's responsibilities, in nats: 0 … ln K.
+        in_use: share of the bases that explain some position best.
+        bases: K.
+    """
+
+    ratio: float
+    spread: float
+    entropy: float
+    in_use: float
+    bases: int
 
     @property
     def state(self) -> str:

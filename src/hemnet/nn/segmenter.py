@@ -25,18 +25,21 @@ from hemnet.nn.weights import WeightsReport, load_weights
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything needed to rebuild a segmenter; `create_model` checks and completes it."""
+    """Everything needed to rebuild a segmenter; `create_model` checks and completes it.
+
+    The fields are the arguments of `create_model`; `model` is its `name`.
+    """
 
     model: str
     num_classes: int
     backbone: str = "resnet101s"
     output_stride: int = 8
-    channels: int | None = None  # width of the head; None for a head that has none (fcn)
+    channels: int | None = None  # None for a head that has none (fcn)
     multi_grid: tuple[int, ...] | Literal["auto"] | None = "auto"
     resnet_v1: bool = False
     auxiliary: bool = False
-    options: dict[str, Any] = field(default_factory=dict)  # of the head: iterations, step_size …
-    mean: tuple[float, ...] | None = None  # of RGB in 0–1; None: the backbone's
+    options: dict[str, Any] = field(default_factory=dict)
+    mean: tuple[float, ...] | None = None  # None: the backbone's
     std: tuple[float, ...] | None = None
     classes: tuple[str, ...] | None = None
     palette: tuple[tuple[int, int, int], ...] | None = None
@@ -45,7 +48,8 @@ class ModelConfig:
 class Segmenter(nn.Module):
     """Normalised images B,3,H,W → logits B,num_classes,H,W, for any H and W from 1 up.
 
-    `weights` fills the backbone: None, "imagenet" (timm's, from the hub) or a local file.
+    Made by `create_model` and `from_pretrained`. `weights` fills the backbone: None, "imagenet"
+    (timm's, from the hub) or a local file.
     """
 
     weights_report: WeightsReport | None = None  # what a local file gave
@@ -125,7 +129,14 @@ class Segmenter(nn.Module):
     def predict(
         self, image: str | Path | Image.Image | NDArray[Any]
     ) -> NDArray[np.uint8] | NDArray[np.uint16]:
-        """The class of every pixel, H,W, of a path, PIL image or array (H,W,3; H,W; H,W,4)."""
+        """The class of every pixel of an image at its own size.
+
+        Args:
+            image: a path, a PIL image, or an array H,W,3, H,W,4 (alpha is dropped) or H,W.
+
+        Returns:
+            Class ids H,W: uint8, or uint16 beyond 256 classes.
+        """
         picture = read_picture(image)
         training = self.training
         self.eval()

@@ -76,7 +76,9 @@ def line_chart(
         parts.append(
             f'<line class="marker" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>'
         )
-        parts.append(_text(x + 5, HEIGHT - BOTTOM - 8, marker[1], "start", "label"))
+        room = x < WIDTH - RIGHT - 90  # for its name on the right
+        side = (x + 5, "start") if room else (x - 5, "end")
+        parts.append(_text(side[0], HEIGHT - BOTTOM - 8, marker[1], side[1], "label"))
     for line in series:
         points = [place(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import VOID
 from hemnet.data.transforms import normalise
-from hemnet.em import e_step, n_step, r_step
+from hemnet.em import r_step
 from hemnet.engine.evaluate import normalisation
 from hemnet.errors import UserError
 from hemnet.nn.segmenter import Segmenter
 from hemnet.progress import track
-from hemnet.study.unit import find_unit, most_distinct, settings_of
+from hemnet.study.unit import find_unit, iterate, most_distinct, settings_of, watching
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,11 @@ def look(model: Segmenter, image: Tensor, iterations: int | None = None) -> Look
         raise UserError(f"a {model.config.model} has no EM unit to look into")
     settings = normalisation(model)
     device = next(model.parameters()).device
-    kept: list[Tensor] = []
-    handle = unit.conv_in.register_forward_hook(lambda *call: kept.append(call[2].float()))
-    try:
+    with watching(unit) as kept:
         logits = model(normalise(image[None].to(device), settings.mean, settings.std))
-    finally:
-        handle.remove()
     x, size = kept[-1].flatten(2).mT, kept[-1].shape[2:]
-    how = settings_of(unit, iterations)
-    bases, maps, rebuilt = unit.bases.value.float(), [], []
-    for step in how.steps:
-        gamma = e_step(x, bases, how.variance, how.kernel)
-        bases = n_step(x, bases, gamma, step)
-        bases = F.normalize(bases, dim=-1) if how.unit_length else bases
+    maps, rebuilt = [], []
+    for gamma, bases in iterate(x, unit.bases.value.float(), settings_of(unit, iterations)):
         maps.append(gamma[0].mT.unflatten(1, size).cpu())
         rebuilt.append(r_step(gamma, bases)[0].mT.unflatten(1, size).cpu())
     return Look(kept[-1][0].cpu(), maps, rebuilt, logits.argmax(1)[0].cpu())
@@ -68,27 +60,41 @@ def choose_bases(seen: Look, count: int, wanted: Sequence[int] | None = None) ->
 
 
 def main_colours(maps: Sequence[Tensor]) -> list[Tensor]:
-    """Feature maps C,h,w as pictures h,w,3: their three main directions as red, green and blue.
+    """Feature maps C,h,w as pictures h,w,3, in the colours of the first, so that they compare."""
+    colours = Colours.of(maps[0])
+    return [colours.paint(one) for one in maps]
 
-    The directions and their scale are the first map's, so that pictures compare.
-    """
-    flat = maps[0].flatten(1).double()
-    mean = flat.mean(1, keepdim=True)
-    _, _, v = torch.linalg.svd((flat - mean).T, full_matrices=False)
-    directions = v[:3]  # up to 3,C
-    # The sign of a direction is arbitrary: the larger side is bright.
-    seen = directions @ (flat - mean)
-    signs = (seen.amax(1) + seen.amin(1)).sign()
-    directions = directions * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]
-    seen = directions @ (flat - mean)
-    low, high = seen.quantile(0.02, dim=1), seen.quantile(0.98, dim=1)
-    pictures = []
-    for one in maps:
-        projected = directions @ (one.flatten(1).double() - mean)
-        scaled = (projected - low[:, None]) / (high - low).clamp_min(1e-9)[:, None]
+
+@dataclass(frozen=True)
+class Colours:
+    """Features as red, green and blue: the three main directions of a map, and its scale."""
+
+    mean: Tensor  # C,1
+    directions: Tensor  # up to 3,C
+    low: Tensor  # up to 3: what is black
+    high: Tensor  # up to 3: what is full
+
+    @classmethod
+    def of(cls, features: Tensor) -> Colours:
+        """features: C,h,w."""
+        flat = features.flatten(1).double()
+        mean = flat.mean(1, keepdim=True)
+        flat = flat - mean
+        _, vectors = torch.linalg.eigh(flat @ flat.T)  # the largest last
+        directions = vectors[:, -min(3, *flat.shape) :].flip(1).T
+        # The sign of a direction is arbitrary: the larger side is bright.
+        seen = directions @ flat
+        signs = (seen.amax(1) + seen.amin(1)).sign()
+        directions = directions * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]
+        seen = directions @ flat
+        return cls(mean, directions, seen.quantile(0.02, dim=1), seen.quantile(0.98, dim=1))
+
+    def paint(self, features: Tensor) -> Tensor:
+        """C,h,w → h,w,3 in 0 … 1."""
+        projected = self.directions @ (features.flatten(1).double() - self.mean)
+        scaled = (projected - self.low[:, None]) / (self.high - self.low).clamp_min(1e-9)[:, None]
         colours = F.pad(scaled.clamp(0, 1), (0, 0, 0, 3 - len(scaled)))  # 3,N
-        pictures.append(colours.T.reshape(*one.shape[1:], 3))
-    return pictures
+        return colours.T.reshape(*features.shape[1:], 3)
 
 
 @torch.inference_mode()

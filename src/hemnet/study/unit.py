@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import hemnet
 from hemnet.em.checks import Steps, check_steps
@@ -53,6 +55,26 @@ def settings_of(unit: HighwayEMAttention | EMAttention, iterations: int | None =
     return Settings(steps, unit.variance, unit.kernel, False)
 
 
+@contextmanager
+def watching(unit: HighwayEMAttention | EMAttention) -> Iterator[list[Tensor]]:
+    """Inside, what every pass gives the unit's EM, B,C,h,w in float32, is put into the list."""
+    kept: list[Tensor] = []
+    handle = unit.conv_in.register_forward_hook(lambda *call: kept.append(call[2].float()))
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def iterate(x: Tensor, bases: Tensor, how: Settings) -> Iterator[tuple[Tensor, Tensor]]:
+    """Responsibilities B,N,K and the bases B,K,C they lead to, of every iteration on x: B,N,C."""
+    for step in how.steps:
+        gamma = hemnet.e_step(x, bases, how.variance, how.kernel)
+        bases = hemnet.n_step(x, bases, gamma, step)
+        bases = F.normalize(bases, dim=-1) if how.unit_length else bases
+        yield gamma, bases
+
+
 @torch.no_grad()
 def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace | None:
     """Normalised images B,3,H,W through the model, its EM unit watched; None if it has none.
@@ -62,12 +84,8 @@ def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace 
     unit = find_unit(model)
     if unit is None:
         return None
-    kept: list[Tensor] = []
-    handle = unit.conv_in.register_forward_hook(lambda *call: kept.append(call[2].float()))
-    try:
+    with watching(unit) as kept:
         model(images)
-    finally:
-        handle.remove()
     features = kept[-1]
     x = features.flatten(2).mT  # B,N,C
     own = unit.iterations if unit.eval_iterations is None else unit.eval_iterations

@@ -1,0 +1,104 @@
+"""What may be uploaded: images of safe kinds, so many bytes and pixels, judged before decoding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from hemnet.errors import UserError
+from hemnet.nn.picture import open_picture, rgb
+
+# Kinds that are decoded in this process by well-worn libraries. Not among them: PostScript and
+# others that start a program, and kinds that hold hundreds of things but pictures.
+KINDS = {"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"}
+MEGA = 1_000_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """bytes and pixels of an upload; side: longer side of what the network sees, in pixels;
+    folder: bytes of uploads and results on disk; memory: bytes of what the users look at."""
+
+    bytes: int = 20 * MEGA
+    pixels: int = 50 * MEGA
+    side: int = 1024
+    folder: int = 1000 * MEGA
+    memory: int = 500 * MEGA
+
+    def __post_init__(self) -> None:
+        for name in ("bytes", "pixels", "side", "folder", "memory"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: expected at least 1")
+
+
+def read_upload(path: Path, limits: Limits) -> tuple[Image.Image, tuple[int, int]]:
+    """The picture in RGB as the network will see it, and the file's own width and height.
+
+    The content decides, not the name. Nothing is decoded before its head has been judged.
+    """
+    name = shown_name(path)
+    if path.stat().st_size > limits.bytes:
+        raise UserError(
+            f"{name} has {path.stat().st_size / MEGA:.1f} MB: the limit is "
+            f"{limits.bytes / MEGA:g} MB (--max-upload)."
+        )
+    try:
+        with open_picture(path, float("inf")) as file:
+            if file.format not in KINDS:
+                raise UserError(
+                    f"{name} is a {file.format} file: expected JPEG, PNG, WebP, GIF, TIFF, BMP, "
+                    "AVIF or JPEG 2000."
+                )
+            if file.width * file.height > limits.pixels:
+                raise UserError(
+                    f"{name} has {file.width}×{file.height} pixels: the limit is "
+                    f"{limits.pixels / MEGA:g} megapixels (--max-pixels)."
+                )
+            picture = rgb(file, path)
+    except MemoryError:
+        raise UserError(f"{name}: not enough memory to read it.") from None
+    except UserError as error:  # the reader names the file by its place on the server
+        raise UserError(str(error).replace(str(path), name)) from None
+    return shrink(picture, limits.side), picture.size
+
+
+def shrink(picture: Image.Image, side: int) -> Image.Image:
+    """Not longer than `side`."""
+    factor = side / max(picture.size)
+    if factor >= 1:
+        return picture
+    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+    return picture.resize(size, Image.Resampling.LANCZOS)
+
+
+def shown_name(path: Path) -> str:
+    """Of a file, for people: short, and without what would disturb a line of text."""
+    name = re.sub(r"[\x00-\x1f\x7f]", "", path.name)
+    return name if len(name) <= 60 else f"{name[:40]}…{name[-15:]}"
+
+
+def safe_stem(name: str) -> str:
+    """Of a name, for a file: letters, digits, - and _ only."""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(name).stem).strip("_")
+    return stem[:60] or "image"
+
+
+def make_room(folder: Path, budget: int) -> None:
+    """Delete the oldest files until the folder holds no more than `budget` bytes."""
+    files = []
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file() and not path.is_symlink():
+                state = path.stat()
+                files.append((state.st_mtime, state.st_size, path))
+        except OSError:  # gone meanwhile
+            continue
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files, key=lambda entry: entry[0]):
+        if total <= budget:
+            return
+        path.unlink(missing_ok=True)
+        total -= size

@@ -1,0 +1,469 @@
+"""What the explorer computes and draws, without a browser."""
+
+import importlib.util
+import os
+import re
+import struct
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+
+import hemnet
+import tiny_data
+from hemnet.app import drawing
+from hemnet.app.answers import Answers, Wishes
+from hemnet.app.explore import Explorer, Seen, distinct, explained, step_text
+from hemnet.app.limits import Limits, make_room, read_upload, safe_stem, shown_name
+from hemnet.app.samples import samples
+from hemnet.app.sessions import Sessions
+from hemnet.data.scenes import SCENES
+from hemnet.engine.exported import ExportedModel
+from hemnet.errors import UserError
+from hemnet.export import export_model
+from hemnet.study.attention import look
+from test_cli import run
+
+CLASSES = ("background", "tree", "<b>road</b>", "sea")
+
+
+def build(name: str = "hemnet", **options: Any) -> hemnet.Segmenter:
+    torch.manual_seed(5)
+    if name in ("hemnet", "emanet"):
+        options = {"channels": 8, "bases": 5, **options}
+    model = hemnet.create_model(name, 4, "test_resnet", 16, classes=CLASSES, **options)
+    torch.nn.init.normal_(model.head.classifier[-1].weight, std=4)  # several classes an image
+    return model.eval()
+
+
+def explorer(name: str = "hemnet", **options: Any) -> Explorer:
+    return Explorer(build(name, **options), torch.device("cpu"))
+
+
+def picture(width: int = 72, height: int = 56, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def answers(tmp_path: Path, name: str = "hemnet", **options: Any) -> Answers:
+    return Answers(explorer(name, **options), Limits(side=200), tmp_path)
+
+
+# A look and its EM
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hemnet", {}),
+        ("hemnet", {"kernel": "rbf", "variance": 0.3, "eval_iterations": 5}),
+        ("hemnet", {"step_size": [0.9, 0.4, 0.2], "eval_iterations": 5}),
+        ("hemnet", {"variance": "auto", "iterations": 2}),
+        ("emanet", {}),
+    ],
+)
+def test_the_models_own_settings_are_what_the_model_does(
+    name: str, options: dict[str, Any]
+) -> None:
+    this, image = explorer(name, **options), picture()
+    seen = this.see(image, "x")
+    expected = look(this.model, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    assert np.array_equal(seen.classes, this.model.predict(image))
+    assert torch.equal(seen.features, expected.features)
+    own = this.solve(seen)
+    assert own.iterations == len(expected.responsibilities)
+    for t in range(1, own.iterations + 1):
+        gamma = own.responsibilities(seen.x, t)
+        torch.testing.assert_close(
+            gamma.T.unflatten(1, seen.grid), expected.responsibilities[t - 1]
+        )
+        rebuilt = own.rebuilt(gamma, t).T.unflatten(1, seen.grid)
+        torch.testing.assert_close(rebuilt, expected.rebuilt[t - 1])
+
+
+def test_other_iterations_and_step_sizes_are_solved_from_the_same_features() -> None:
+    this = explorer(kernel="rbf", variance=0.5)
+    seen = this.see(picture(), "x")
+    solution = this.solve(seen, 7, 0.2)
+    steps = list(hemnet.trace(seen.x, this.unit.bases.value, 7, 0.2, 0.5, "rbf"))
+    expected = [float(step.elbo) / seen.x.shape[1] for step in steps]
+    assert solution.bound[1:] == pytest.approx(expected, rel=1e-5)
+    assert len(solution.bound) == 8
+    assert sorted(solution.bound) == list(solution.bound)  # with this kernel it never falls
+    torch.testing.assert_close(solution.bases[-1], steps[-1].bases)
+
+
+def test_emanets_unit_has_no_bound_and_full_steps_only() -> None:
+    this = explorer("emanet")
+    seen = this.see(picture(), "x")
+    assert not this.has_steps
+    assert this.solve(seen, 4, 0.1).how.steps == (1.0,) * 4
+    assert this.solve(seen).bound == ()
+
+
+@pytest.mark.parametrize("wish", [(0, 0.5), (17, 0.5), (3, 0.0), (3, 1.5), (3, float("nan"))])
+def test_refuses_settings_that_make_no_sense(wish: tuple[int, float]) -> None:
+    this = explorer()
+    with pytest.raises(UserError, match="expected a number"):
+        this.solve(this.see(picture(), "x"), *wish)
+
+
+def test_looking_leaves_nothing_behind_in_the_model() -> None:
+    this = explorer()
+    this.see(picture(), "x")
+    assert not this.unit.conv_in._forward_hooks
+    broken = explorer()
+    broken.model.head.classifier = None
+    with pytest.raises(TypeError):
+        broken.see(picture(), "x")
+    assert not broken.unit.conv_in._forward_hooks
+
+
+def test_looks_at_the_same_time_do_not_mix() -> None:
+    this = explorer()
+    pictures = [picture(72 + 16 * (i % 3), 56, seed=i) for i in range(6)]
+    alone = [this.see(image, "x") for image in pictures]
+    found: dict[int, Seen] = {}
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            found[number] = this.see(pictures[number], "x")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(pictures))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, seen in enumerate(alone):
+        assert torch.equal(seen.features, found[i].features)
+        assert np.array_equal(seen.classes, found[i].classes)
+
+
+def test_a_pixel_of_the_file_has_its_place_everywhere() -> None:
+    seen = Seen("x", picture(50, 40), (100, 80), np.zeros((40, 50), np.uint8), torch.zeros(3, 4, 5))
+    assert seen.pixel(0, 0) == (0, 0)
+    assert seen.pixel(99, 79) == (49, 39)
+    assert seen.position(0, 0) == 0
+    assert seen.position(99, 0) == 4
+    assert seen.position(99, 79) == 19
+    assert seen.position(45, 25) == 5 + 2
+    for place in ((-1, 0), (100, 0), (0, 80)):
+        with pytest.raises(UserError, match="outside the image: x goes from 0 to 99"):
+            seen.position(*place)
+
+
+def test_main_class_of_a_basis() -> None:
+    this = explorer()
+    classes = np.zeros((40, 60), np.uint8)
+    classes[:, 30:] = 2
+    seen = Seen("x", picture(60, 40), (60, 40), classes, torch.zeros(8, 2, 6))
+    gamma = torch.zeros(12, 5)
+    gamma[0, 0] = gamma[6, 0] = 1  # left
+    gamma[5, 1] = 3  # right
+    gamma[0, 2], gamma[3, 2] = 0.25, 0.75
+    found = this.main_class(seen, gamma)
+    assert found[0] == (0, 1.0)
+    assert found[1] == (2, 1.0)
+    assert found[2] == (2, 0.75)
+
+
+def test_how_much_the_rebuilt_features_explain() -> None:
+    x = torch.randn(50, 3)
+    assert explained(x, x) == pytest.approx(1)
+    assert explained(x, x.mean(0).expand_as(x)) == pytest.approx(0, abs=1e-6)
+    assert explained(x, -x) < 0
+    assert step_text((0.5, 0.5)) == "0.5"
+    assert step_text(torch.tensor([0.9, 0.25])) == "0.9, 0.25"
+    assert distinct(torch.eye(4)[:, :3], (2, 2), 2) == [0, 1]
+
+
+# What users give
+
+
+def head_of_a_png(width: int, height: int) -> bytes:
+    """A file that claims a size, and a few bytes of what would fill it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(3 * 60_000 + 1) * 40, 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def test_a_bomb_is_refused_before_a_pixel_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.png"
+    path.write_bytes(head_of_a_png(60_000, 60_000))
+
+    def decode(*_: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", decode)
+    with pytest.raises(UserError, match="60000×60000 pixels: the limit is 50 megapixels"):
+        read_upload(path, Limits())
+    path.write_bytes(head_of_a_png(600, 600))
+    with pytest.raises((AssertionError, UserError), match="decoded"):
+        read_upload(path, Limits())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"#!/bin/sh\nrm -rf /\n", "no picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture"),
+        (b"", "no picture"),
+        (b"\xff\xd8\xff\xe0 nothing more", "cannot read"),
+        (head_of_a_png(5000, 5000), "cannot read"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "is a EPS file"),
+    ],
+)
+def test_only_content_that_is_an_image_is_taken(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "innocent.png"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=reason) as caught:
+        read_upload(path, Limits())
+    assert "innocent.png" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)  # where the server keeps it is no one's business
+
+
+def test_reads_what_cameras_write(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90°
+    picture(60, 40).save(path, exif=exif)
+    upright, size = read_upload(path, Limits())
+    assert (upright.mode, upright.size, size) == ("RGB", (40, 60), (40, 60))
+    smaller, size = read_upload(path, Limits(side=30))
+    assert (smaller.size, size) == ((20, 30), (40, 60))
+    with pytest.raises(UserError, match=r"the limit is 0.001 MB \(--max-upload\)"):
+        read_upload(path, Limits(bytes=1000))
+    with pytest.raises(ValueError, match="side 0"):
+        Limits(side=0)
+
+
+def test_names_of_files_are_harmless() -> None:
+    assert safe_stem("../../etc/pass wd.png") == "pass_wd"
+    assert safe_stem("…") == "image"
+    assert len(safe_stem("x" * 500)) == 60
+    assert shown_name(Path("a\x1b[31mb\n.png")) == "a[31mb.png"
+    assert len(shown_name(Path("x" * 200))) < 60
+
+
+def test_the_oldest_files_make_room(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest")):
+        path = tmp_path / name / "file"
+        path.parent.mkdir()
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    make_room(tmp_path, 300)
+    assert (tmp_path / "oldest/file").exists()
+    make_room(tmp_path, 250)
+    assert not (tmp_path / "oldest/file").exists()
+    assert (tmp_path / "old/file").exists()
+    make_room(tmp_path, 0)
+    assert not (tmp_path / "new/file").exists()
+
+
+# Sessions
+
+
+def seen_of(bytes_: int) -> Seen:
+    return Seen("x", picture(1, 1), (1, 1), np.zeros((1, bytes_ - 3), np.uint8), None)
+
+
+def test_sessions_are_apart_and_the_unused_go_first() -> None:
+    sessions = Sessions(memory=300)
+    images = [seen_of(100) for _ in range(4)]
+    for key, seen in zip("abc", images, strict=False):
+        sessions.begin(key, seen)
+    assert sessions.get("a").seen is images[0]  # and now "b" is the oldest
+    sessions.begin("d", images[3])
+    assert [sessions.get(key).seen for key in "acd"] == [images[0], images[2], images[3]]
+    with pytest.raises(UserError, match="Choose an image again"):
+        sessions.get("b")
+    sessions.begin("a", seen_of(250))  # replaces, and pushes out
+    assert len(sessions) == 1
+    sessions.begin("b", seen_of(900))  # one image always has room
+    assert len(sessions) == 1
+    sessions.end("b")
+    sessions.end("b")
+    assert len(sessions) == 0
+    for key in (None, ""):
+        with pytest.raises(UserError, match="belongs to no page"):
+            sessions.begin(key, images[0])
+
+
+# Answers
+
+
+def test_an_image_is_drawn_with_its_classes(tmp_path: Path) -> None:
+    these = answers(tmp_path)
+    path = tiny_data.image(tmp_path / "up" / "my & sky.png", 56, 72)
+    found = these.file("me", str(path))
+    assert "my &amp; sky.png: 72×56 pixels" in found.status
+    assert 'alt="my &amp; sky.png"' in found.stage
+    assert found.stage.count("data:image/") == 2
+    classes = these.explorer.model.predict(path)
+    for k in np.unique(classes):
+        assert drawing.escape(CLASSES[k]) in found.legend
+    assert "<b>road</b>" not in found.legend + found.view.maps
+    view = found.view
+    assert len(view.bases) == 5
+    assert view.maps.count("<figure>") == 2 + 5
+    assert view.chart.count("<circle") == 4
+    assert "Pixel (36, 28)" in view.bars  # the middle, to begin with
+
+
+def test_the_class_map_is_what_predict_writes(tmp_path: Path) -> None:
+    these = answers(tmp_path / "own")
+    (tmp_path / "own").mkdir()
+    path = tiny_data.image(tmp_path / "sky.png", 56, 72)
+    model = these.explorer.model.save_pretrained(tmp_path / "model")
+    assert run("predict", str(model), str(path), "--out", str(tmp_path / "out")) == 0
+    found = these.file("me", str(path))
+    assert found.class_map.name == "sky_classes.png"
+    assert found.class_map.read_bytes() == (tmp_path / "out/classes/sky.png").read_bytes()
+
+
+def test_a_large_image_is_made_smaller_and_says_so(tmp_path: Path) -> None:
+    these = answers(tmp_path)
+    path = tmp_path / "large.png"
+    picture(500, 250).save(path)
+    found = these.file("me", str(path))
+    assert "500×250 pixels" in found.status
+    assert "Seen at 200×100" in found.status
+    with Image.open(found.class_map) as file:
+        assert file.size == (200, 100)
+    assert "Pixel (499, 249)" in these.view("me", Wishes(place=(499, 249))).bars
+    with pytest.raises(UserError, match="outside the image"):
+        these.view("me", Wishes(place=(500, 0)))
+
+
+def test_wishes_are_answered(tmp_path: Path) -> None:
+    these = answers(tmp_path, step_size=0.5)
+    these.sample("me", 0)
+    view = these.view("me", Wishes(9, 0.25, 4, [2, 1], (3, 4)))
+    assert (view.solution.iterations, view.solution.how.steps[0], view.shown) == (9, 0.25, 4)
+    assert view.bases == (2, 1)
+    assert view.maps.count("<figure>") == 4
+    assert view.maps.index("basis 2") < view.maps.index("basis 1")
+    assert view.chart.count("<circle") == 10
+    assert "the model&#x27;s own: η 0.5, 3 iterations" in view.chart
+    assert "shown: 4" in view.chart
+    assert set(view.listed) <= set(range(1, 6))
+    assert "basis" in view.bars
+    assert these.view("me", Wishes(9, 0.25, 99)).shown == 9
+    again = these.view("me", Wishes(3, 0.5))  # the model's own
+    assert again.solution is these.sessions.get("me").own
+    assert "the model" not in again.chart
+    with pytest.raises(UserError, match="bases 1 to 5"):
+        these.view("me", Wishes(bases=[6]))
+    assert "Choose bases" in these.view("me", Wishes(bases=[])).maps
+
+
+def test_the_bars_are_the_responsibilities_of_the_place(tmp_path: Path) -> None:
+    these = answers(tmp_path)
+    these.sample("me", 0)
+    view = these.view("me", Wishes(shown=2, place=(20, 30)))
+    session = these.sessions.get("me")
+    gamma = session.own.responsibilities(session.seen.x, 2)[session.seen.position(20, 30)]
+    widths = [float(w) for w in re.findall(r"width:([\d.]+)%", view.bars)]
+    expected = [100 * float(gamma[k - 1]) for k in view.listed]
+    assert widths[: len(expected)] == pytest.approx(expected, abs=0.06)
+    assert sum(widths) == pytest.approx(100, abs=0.5)
+    assert expected == sorted(expected, reverse=True)
+
+
+def test_models_without_an_em_unit_say_why_there_is_nothing(tmp_path: Path) -> None:
+    these = answers(tmp_path, "fcn")
+    found = these.sample("me", 1)
+    assert "data:image/" in found.stage
+    assert (found.view.maps, found.view.chart) == ("", "")
+    assert "This model is a fcn: it has no EM unit" in these.explorer.why_no_unit
+    assert "Pixel (3, 4)" in these.view("me", Wishes(place=(3, 4))).bars
+    assert answers(tmp_path).explorer.why_no_unit == ""
+
+
+def test_exported_files_segment(tmp_path: Path) -> None:
+    model, out = build(), tmp_path / "model.pt2"
+    export_model(model, out, "torch")
+    this = Explorer(ExportedModel(out, trust=True), torch.device("cpu"))
+    assert "exported file gives only its result" in this.why_no_unit
+    assert "exported file model.pt2" in drawing.header(this)
+    assert np.array_equal(this.see(picture(), "x").classes, model.predict(picture()))
+
+
+def test_more_than_256_classes_and_step_sizes_for_each_iteration(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = hemnet.create_model("hemnet", 300, "test_resnet", 16, channels=8, bases=4,
+                                step_size=[0.9, 0.4, 0.2])  # fmt: skip
+    these = Answers(Explorer(model, torch.device("cpu")), Limits(), tmp_path)
+    found = these.sample("me", 0)
+    with Image.open(found.class_map) as file:
+        assert file.mode == "I;16"
+    assert "η 0.9, 0.4, 0.2" in drawing.header(these.explorer)
+    assert "η 0.9, 0.4, 0.2" in found.view.chart
+    kept = these.view("me", Wishes(5, None)).solution.how.steps
+    assert kept == pytest.approx((0.9, 0.4, 0.2, 0.2, 0.2))
+
+
+def test_samples_suit_the_model() -> None:
+    assert samples(SCENES.classes)[0].name == "scene 1"
+    assert samples(CLASSES)[0].name == "photograph"
+    assert len({sample.name for sample in samples(CLASSES)}) == 6
+    for sample in samples(CLASSES):
+        assert sample.picture.mode == "RGB"
+
+
+@pytest.mark.parametrize("number", [-1, 6, "0", None, 1.5])
+def test_samples_that_do_not_exist(number: object, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are 6"):
+        answers(tmp_path).sample("me", number)
+
+
+# The command
+
+
+def test_says_how_to_make_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("app") == 2
+    assert "make it with `hemnet demo`" in capsys.readouterr().err
+
+
+def test_says_which_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run("app", "any") == 2
+    assert "pip install 'hemnet-torch[app]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--side", "0"), "--side 0"),
+        (("--max-upload", "nan"), "--max-upload nan"),
+        (("--max-pixels", "-1"), "--max-pixels -1"),
+        (("--port", "70000"), "cannot listen on 127.0.0.1, port 70000"),
+        (("--host", "203.0.113.1"), "cannot listen on 203.0.113.1"),
+    ],
+)
+def test_mistakes_in_the_command(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("gradio is not installed")
+    assert run("app", str(tmp_path), *options) == 2
+    assert message in capsys.readouterr().err
