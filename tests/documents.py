@@ -34,7 +34,7 @@ SMALL = {
     "model.weights": "null",
     "model.output_stride": "16",
     "model.channels": "16",
-    "data.crop": "[48, 48]",
+    "data.crop": "[49, 49]",  # whole steps of loss.stride
     "data.workers": "0",
     "data.partial": "true",  # the stand-ins have few of the official files
     "optim.steps": "2",
@@ -52,6 +52,7 @@ SHORTER: dict[str, list[str]] = {
     ],
     "study iterations": ["--iterations", "1", "3"],
     "study gradients": ["--iterations", "3", "--step-sizes", "0.5", "--samples", "4"],
+    "study attention": ["--index", "1"],
     "study compare": ["--heads", "hemnet", "fcn", "--seeds", "0"],
 }
 
@@ -146,7 +147,8 @@ def shorter(arguments: list[str]) -> list[str]:
     """Flags that make a command short."""
     command = next((c for c in SHORTER if shlex.join(arguments).startswith(c)), "")
     flags = list(SHORTER.get(command, []))
-    study = command.startswith("study") and command != "study iterations"
+    measures = len(arguments) > 2 and not arguments[2].startswith("-")  # a model as it is
+    study = command in ("study ablation", "study gradients", "study compare") and not measures
     if not (study or arguments[0] == "train") or "--resume" in arguments:
         return flags
     name = "scenes"

@@ -108,6 +108,7 @@ def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> N
         (["--run.device", "tpu"], "expected auto, cpu, cuda or mps"),
         (["--loss.ohem", "1.5"], "share of the pixels"),
         (["--loss.class_weights", "[1, -1]"], "expected numbers from 0"),
+        (["--loss.stride", "3"], "a multiple of 3, plus 1"),
         (["--data.scale", "[2, 1]"], "smallest and a largest"),
         (["stray"], "belongs to no flag"),
     ],

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 import torch
 
 from hemnet.cli import main
 from hemnet.data import Scenes
+from hemnet.engine.build import build_model
 from hemnet.engine.evaluate import evaluate
 from hemnet.engine.inference import EvaluationOptions
 from hemnet.engine.load import load_model
@@ -17,7 +19,14 @@ from hemnet.study import ablation, attention, compare, flow, paper
 from hemnet.study.grid import _run_cell, collect
 from hemnet.study.iterations import evaluate_all, models_of, summarise
 from hemnet.study.recipe import scenes_config
-from hemnet.study.statistics import difference, interaction, pooled, slope, t_critical
+from hemnet.study.statistics import (
+    difference,
+    interaction,
+    pooled,
+    pooled_within_seeds,
+    slope,
+    t_critical,
+)
 from hemnet.study.tables import ablation_document, grid_table
 
 
@@ -63,6 +72,18 @@ def test_pooled_spread_and_differences():
     assert pooled([[1.0], [2.0]]) is None
 
 
+def test_what_a_seed_does_to_all_groups_is_no_noise():
+    own = [[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]]
+    groups = [[10 * g + 7 * s + own[g][s] for s in range(3)] for g in range(2)]
+    noise = pooled_within_seeds(groups)
+    assert noise.freedom == 2
+    assert noise.sd == pytest.approx((4 / 2) ** 0.5)
+    differences = [b - a for a, b in zip(*groups, strict=True)]
+    assert noise.sd * 2**0.5 == pytest.approx(stdev(differences))  # the paired test's
+    gap = [[1.0, 3.0], [10.0, 12.0], [5.0]]
+    assert pooled_within_seeds(gap) == pooled(gap)
+
+
 def test_slope_and_interaction_are_least_squares():
     noise = pooled([[0.0, 1.0]])
     assert slope([0.0, 1.0, 2.0], [1.0, 3.0, 5.0], noise).value == pytest.approx(2)
@@ -87,6 +108,20 @@ def test_the_default_grid_is_the_papers_table_with_three_seeds():
     assert names == {"emanet"}
 
 
+def test_the_plain_baseline_is_the_head_without_its_unit():
+    config = scenes_config()
+    cells = ablation.ablation_cells(config, [3], [0.5], [0], ["emanet", "fcn", "plain"])
+    built = {c.name: build_model(c.config, Scenes("train").info) for c in cells}
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in built.items()}
+    unit = sum(p.numel() for p in built["T03_eta0.5_seed0"].head.attention.parameters())
+    assert sizes["plain_seed0"] == sizes["T03_eta0.5_seed0"] - unit
+    assert sizes["fcn_seed0"] < sizes["plain_seed0"]
+    summary = ablation.summarise(cells, made_up(cells, lambda t, c, s: 40.0 + len(c)))
+    assert [floor["mean"] for floor in summary["floors"].values()] == [43.0, 45.0]
+    text = ablation_document(summary, None, "")
+    assert "the same head without its unit 45.00" in text
+
+
 def made_up(cells, miou):
     """Results as a grid would leave them."""
     found = {}
@@ -102,7 +137,7 @@ def test_claims_follow_from_the_numbers():
     cells = ablation.ablation_cells(scenes_config(), [1, 2, 4], [0.2, 0.4], [0, 1, 2])
 
     def miou(t, column, seed):
-        noise = 0.1 * (seed - 1)
+        noise = 0.1 * (-1) ** len(f"{t}{column}") * (seed - 1)
         if column == "fcn":
             return 40 + noise
         if column == "emanet":
@@ -110,10 +145,11 @@ def test_claims_follow_from_the_numbers():
         return 60 + noise - (1 if column == "0.4" else -1) * [1, 2, 4].index(t)
 
     summary = ablation.summarise(cells, made_up(cells, miou))
-    assert summary["pooled_sd"] == pytest.approx(0.1)
+    assert summary["pooled_sd"] == pytest.approx(0.1, rel=0.1)
     assert summary["best_iterations"] == {"0.2": 4, "0.4": 1, "emanet": 1}
     claims = summary["claims"]
     assert claims["hemnet_minus_emanet"]["value"] == pytest.approx(12)
+    assert claims["minus_floors"]["fcn"]["0.2"]["value"] == pytest.approx(21)
     assert claims["per_doubling"]["emanet"]["value"] == pytest.approx(-2)
     assert claims["per_doubling"]["0.2"]["value"] == pytest.approx(1)
     assert claims["step_size_by_iterations"]["value"] == pytest.approx(-2)

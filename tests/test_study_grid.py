@@ -15,7 +15,7 @@ from hemnet.engine.load import load_model
 from hemnet.engine.stop import StopSignals
 from hemnet.engine.train import train
 from hemnet.errors import UserError
-from hemnet.study.features import FeatureStore
+from hemnet.study.features import LIMIT, FeatureStore
 from hemnet.study.grid import Cell, _Pool, _run_cell, collect, of_shard, read_result, run_grid
 from hemnet.study.memory import Remembered
 from hemnet.study.recipe import for_head, scenes_config, study_config
@@ -151,5 +151,15 @@ def test_a_frozen_backbone_is_asked_once_and_training_is_the_same(tmp_path, head
     assert store.asked == 6  # 4 images of training, 2 of validation, in five epochs and two runs
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(losses[2], losses[1])
+    store.expect(config)  # nothing was expected yet, so nothing is kept
+    assert not store.kept
+    assert store.room == LIMIT
+    train(config, tmp_path / "crops", quiet=True, prepare=store.attach)
+    kept = len(store.kept)
+    store.expect(config)
+    assert len(store.kept) == kept > 0
+    config.run.seed += 1
+    store.expect(config)
+    assert not store.kept
     config.model.freeze_stages = 4
     assert not store.attach(build_model(config, Scenes("train").info))

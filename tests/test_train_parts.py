@@ -109,6 +109,20 @@ def test_auxiliary_loss() -> None:
     torch.testing.assert_close(loss.of(model, images, masks), expected)
 
 
+def test_a_strided_loss_is_that_of_every_so_many_th_pixel() -> None:
+    model = hemnet.create_model("fcn", 5, "test_resnet", 16, auxiliary=True).eval()
+    images, masks = torch.randn(2, 3, 33, 49), torch.randint(0, 5, (2, 33, 49))
+    masks[0, :9] = VOID
+    loss = SegmentationLoss(LossConfig(auxiliary=0.4, stride=4), 5)
+    whole = SegmentationLoss(LossConfig(auxiliary=0.4), 5)
+    few = masks[:, ::4, ::4]
+    first, second = (logits[..., ::4, ::4] for logits in model(images, auxiliary=True))
+    expected = whole(first, few) + 0.4 * whole(second, few)
+    torch.testing.assert_close(loss.of(model, images, masks), expected)
+    assert loss.total(masks) == (few != VOID).sum()
+    assert model(images, stride=4).shape == (2, 5, 9, 13)
+
+
 def test_class_weights_must_match_the_classes() -> None:
     with pytest.raises(UserError, match="has 2 numbers, but the data has 5"):
         SegmentationLoss(LossConfig(class_weights=[1.0, 1.0]), 5)

@@ -130,11 +130,13 @@ class LossConfig:
         auxiliary: weight of the auxiliary head's loss; 0 for no such head
         ohem: share of each image's pixels, the hardest, that count; null for all
         class_weights: one number per class; null for equal ones
+        stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
     """
 
     auxiliary: float = 0.0
     ohem: float | None = None
     class_weights: list[float] | None = None
+    stride: int = 1
 
 
 @dataclass
@@ -208,7 +210,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
     **dict.fromkeys(("optim.steps", "optim.batch_size", "optim.accumulate"), _FROM_1),
     **dict.fromkeys(("validation.every", "validation.window", "validation.iterations"), _FROM_1),
-    "validation.batch_size": _FROM_1,
+    **dict.fromkeys(("validation.batch_size", "loss.stride"), _FROM_1),
     **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
     **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
     "validation.overlap": (0, 0.9),
@@ -241,6 +243,11 @@ def check_config(config: TrainConfig) -> None:
         raise UserError(f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
     if loss.class_weights is not None and not min(loss.class_weights, default=-1) >= 0:
         raise UserError(f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
+    if any((side - 1) % loss.stride for side in data.crop):
+        raise UserError(
+            f"loss.stride is {loss.stride}, but data.crop {list(data.crop)} has no whole number of "
+            f"such steps: expected sides of a multiple of {loss.stride}, plus 1"
+        )
     if optim.warmup >= optim.steps:
         raise UserError(
             f"optim.warmup is {optim.warmup}, but the run has only {optim.steps} steps: "

@@ -12,8 +12,8 @@ examples:
   hemnet study gradients                             Figure 3: what reaches x, and from where
   hemnet study attention runs/mine                   Figure 4: what the bases attend to
   hemnet study compare                               all heads under one budget
-  hemnet study ablation --config configs/camvid_efficientnet_lite0.yaml --data.root CamVid \\
-      --iterations 2 3 6 --step-sizes 0.2 0.5 1 --out runs/camvid_ablation
+  hemnet study ablation --config configs/camvid_frozen.yaml --data.root CamVid \\
+      --iterations 2 3 6 --step-sizes 0.2 0.5 1 --baselines emanet plain --out runs/camvid
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _ablation_arguments(sub: argparse.ArgumentParser) -> None:
         "--baselines",
         nargs="*",
         default=["emanet", "fcn"],
-        choices=["emanet", "fcn"],
-        help="beside HEMNet (default: emanet fcn)",
+        choices=["emanet", "fcn", "plain"],
+        help="beside HEMNet (default: emanet fcn); plain is its head without the unit",
     )
 
 

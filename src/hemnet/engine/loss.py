@@ -31,11 +31,12 @@ class SegmentationLoss(nn.Module):
                 f"loss.class_weights has {len(given)} numbers, but the data has {num_classes} "
                 "classes: expected one for each"
             )
-        self.auxiliary, self.ohem = config.auxiliary, config.ohem
+        self.auxiliary, self.ohem, self.stride = config.auxiliary, config.ohem, config.stride
         self.register_buffer("weights", None if given is None else torch.tensor(given))
 
     def total(self, masks: Tensor) -> Tensor:
         """The weight of the pixels of masks: B,H,W that will count."""
+        masks = self._strided(masks)
         known = masks != VOID
         wide = torch.float32 if masks.device.type == "mps" else torch.float64
         if self.weights is None:
@@ -49,7 +50,8 @@ class SegmentationLoss(nn.Module):
         return weight.sum()
 
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """Sum over the pixels that count. logits: B,K,H,W, masks: B,H,W."""
+        """Sum over the pixels that count. logits: B,K,h,w at every stride-th of masks: B,H,W."""
+        masks = self._strided(masks)
         # Softmax in float32, whatever the autocast type.
         logits = logits.float()
         if self.ohem is None:
@@ -64,6 +66,9 @@ class SegmentationLoss(nn.Module):
     def of(self, model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
         """The model's loss on a batch, the auxiliary head's included."""
         if not self.auxiliary:
-            return self(model(images), masks)
-        logits, second = model(images, auxiliary=True)
+            return self(model(images, stride=self.stride), masks)
+        logits, second = model(images, auxiliary=True, stride=self.stride)
         return self(logits, masks) + self.auxiliary * self(second, masks)
+
+    def _strided(self, masks: Tensor) -> Tensor:
+        return masks[:, :: self.stride, :: self.stride]

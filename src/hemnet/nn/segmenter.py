@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -84,27 +85,37 @@ class Segmenter(nn.Module):
         self.fused = False
 
     @overload
-    def forward(self, images: Tensor, auxiliary: Literal[False] = False) -> Tensor: ...
+    def forward(
+        self, images: Tensor, auxiliary: Literal[False] = False, stride: int = 1
+    ) -> Tensor: ...
     @overload
-    def forward(self, images: Tensor, auxiliary: Literal[True]) -> tuple[Tensor, Tensor]: ...
-    def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits; with `auxiliary=True` also the auxiliary head's, for a training loss."""
+    def forward(
+        self, images: Tensor, auxiliary: Literal[True], stride: int = 1
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, images: Tensor, auxiliary: bool = False, stride: int = 1
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits; with `auxiliary=True` also the auxiliary head's, for a training loss.
+
+        `stride` gives those of every so many-th pixel alone, where it divides H − 1 and W − 1.
+        """
         if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(
                 "images must be float, normalised, of shape B,3,H,W, not "
                 f"{images.dtype} of shape {tuple(images.shape)}"
             )
         features = self.backbone(images)
-        logits = self._resize(self.head(features), images)
+        size = [(side - 1) // stride + 1 for side in images.shape[-2:]]
+        logits = self._resize(self.head(features), size)
         if not auxiliary:
             return logits
         if self.auxiliary is None:
             raise ValueError("this model has no auxiliary head: create it with auxiliary=True")
-        return logits, self._resize(self.auxiliary(features), images)
+        return logits, self._resize(self.auxiliary(features), size)
 
     @staticmethod
-    def _resize(logits: Tensor, images: Tensor) -> Tensor:
-        return F.interpolate(logits, images.shape[-2:], mode="bilinear", align_corners=True)
+    def _resize(logits: Tensor, size: Sequence[int]) -> Tensor:
+        return F.interpolate(logits, list(size), mode="bilinear", align_corners=True)
 
     def normalise(self, picture: NDArray[np.uint8]) -> Tensor:
         """H,W,3 RGB bytes → 1,3,H,W on the model's device, in its normalisation."""

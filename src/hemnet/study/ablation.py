@@ -9,13 +9,25 @@ from statistics import fmean
 from typing import Any
 
 from hemnet.config import TrainConfig
+from hemnet.models import head_options
 from hemnet.study import paper
 from hemnet.study.grid import Cell
 from hemnet.study.recipe import for_head
-from hemnet.study.statistics import Noise, difference, interaction, mean_sd, pooled, slope
+from hemnet.study.statistics import (
+    Noise,
+    difference,
+    interaction,
+    mean_sd,
+    pooled_within_seeds,
+    slope,
+)
 
-EMANET, FLOOR = "emanet", "fcn"
-TITLES = {EMANET: "EMANet", FLOOR: "no attention (FCN)"}
+EMANET = "emanet"
+TITLES = {EMANET: "EMANet"}
+FLOORS = {  # networks without attention, which have no iterations
+    "fcn": "a classifier on the backbone alone",
+    "plain": "the same head without its unit",
+}
 
 
 def ablation_cells(
@@ -23,7 +35,7 @@ def ablation_cells(
     iterations: Sequence[int],
     step_sizes: Sequence[float],
     seeds: Sequence[int],
-    baselines: Sequence[str] = (EMANET, FLOOR),
+    baselines: Sequence[str] = (EMANET, "fcn"),
 ) -> list[Cell]:
     """All runs, seed by seed, so that a grid that is not complete has whole tables of some."""
     cells = []
@@ -37,8 +49,11 @@ def ablation_cells(
             if EMANET in baselines:
                 name = f"T{t:02}_emanet"
                 cells.append(_cell(base, EMANET, name, t, EMANET, seed, {"iterations": t}))
-        if FLOOR in baselines:
-            cells.append(_cell(base, FLOOR, FLOOR, 0, FLOOR, seed, {}))
+        if "fcn" in baselines:
+            cells.append(_cell(base, "fcn", "fcn", 0, "fcn", seed, {}))
+        if "plain" in baselines:
+            width = base.model.channels or head_options("hemnet")[1]
+            cells.append(_cell(base, "fcn", "plain", 0, "plain", seed, {"hidden": width}))
     return cells
 
 
@@ -78,7 +93,8 @@ def values(table: Runs, column: str, row: int, key: str = "miou") -> list[float]
 
 
 def noise_of(table: Runs, key: str = "miou") -> Noise | None:
-    return pooled([values(table, c, t, key) for c, rows in table.items() for t in rows])
+    groups = [values(table, c, t, key) for c, rows in table.items() for t in rows]
+    return pooled_within_seeds([group for group in groups if group])
 
 
 def summarise(
@@ -86,9 +102,9 @@ def summarise(
 ) -> dict[str, Any]:
     """Everything the table, the picture and the text need, as JSON can hold it."""
     table = arrange(results)
-    rows = sorted({c.place["iterations"] for c in cells if c.place["column"] != FLOOR})
+    rows = sorted({c.place["iterations"] for c in cells if c.place["column"] not in FLOORS})
     present = {c.place["column"] for c in cells}
-    numbers = sorted((c for c in present if c not in TITLES), key=float)
+    numbers = sorted((c for c in present if c not in (EMANET, *FLOORS)), key=float)
     columns = numbers + [c for c in (EMANET,) if c in present]
     found: dict[str, dict[str, Any]] = {}
     for column in columns:
@@ -102,7 +118,7 @@ def summarise(
                     key=lambda t: fmean(values(table, column, t, key)))
         for column in columns
     }  # fmt: skip
-    floor = values(table, FLOOR, 0, key)
+    floors = {name: values(table, name, 0, key) for name in FLOORS if name in table}
     noise = noise_of(table, key)
     seeds = sorted({c.place["seed"] for c in cells})
     return {
@@ -112,7 +128,11 @@ def summarise(
         "seeds": seeds,
         "cells": found,
         "best_iterations": best,
-        "floor": {"mean": fmean(floor), "runs": floor} if floor else None,
+        "floors": {
+            name: dict(zip(("mean", "sd"), mean_sd(runs), strict=True)) | {"runs": runs}
+            for name, runs in floors.items()
+            if runs
+        },
         "runs_wanted": len(cells),
         "runs_done": sum(r["status"] == "done" for r in results.values()),
         "failed": {n: r["error"] for n, r in results.items() if r["status"] == "failed"},
@@ -144,6 +164,15 @@ def claims(
                 gap = difference(mine[top], runs(EMANET, [t]), noise)
                 by_row[str(t)] = {"best_step_size": top, **_plain(gap)}
         found["best_minus_emanet"] = by_row
+    found["minus_floors"] = {
+        floor: {
+            column: _plain(difference(runs(column), values(table, floor, 0, key), noise))
+            for column in columns
+            if runs(column)
+        }
+        for floor in FLOORS
+        if values(table, floor, 0, key)
+    }
     # Slopes over log2 T: what one doubling of the iterations changes.
     found["per_doubling"] = {}
     for column in columns:
@@ -183,5 +212,5 @@ def paper_summary() -> dict[str, Any]:
             column: paper.ITERATIONS[printed.index(max(printed))]
             for column, printed in paper.TABLE_1.items()
         },
-        "floor": None,
+        "floors": {},
     }

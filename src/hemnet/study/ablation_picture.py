@@ -28,6 +28,8 @@ from hemnet.study.style import (
     tidy,
 )
 
+_FLOOR_STYLES = {"fcn": (":", "no attention"), "plain": ("-.", "without its unit")}
+
 
 def draw_heat(ours: dict[str, Any], paper: dict[str, Any], title: str, stem: Path) -> list[Path]:
     """Two tables side by side, each with its own scale; frames mark the best of a column."""
@@ -52,7 +54,10 @@ def _heat(axis: Axes, summary: dict[str, Any]) -> None:
     scaled = means[:, [c != EMANET for c in columns]] if len(columns) > 1 else means
     known = scaled[np.isfinite(scaled)]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
-    span = max(high - low, 1e-9)
+    # Colours never spread further than the noise: what cannot be told apart looks alike.
+    span = max(high - low, summary.get("least_difference") or 1e-9)
+    decimals = 1 if high - low > 5 else 2
+    low = (low + high - span) / 2
     axis.set_facecolor("#eeeeee")
     axis.imshow(means, cmap=HEAT, vmin=low, vmax=low + span, aspect="auto")
     names = ["EMANet" if c == EMANET else f"η {c}" for c in columns]
@@ -60,7 +65,6 @@ def _heat(axis: Axes, summary: dict[str, Any]) -> None:
     axis.set_yticks(range(len(rows)), [str(t) for t in rows], fontsize=9.5)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    decimals = 1 if span > 5 else 2
     for i, t in enumerate(rows):
         for j, column in enumerate(columns):
             value = means[i, j]
@@ -104,13 +108,15 @@ def draw_lines(summary: dict[str, Any], y: str, stem: Path) -> list[Path]:
             ls="--" if plain else "-",
             label="EMANet" if plain else step_label(float(column)),
         )  # fmt: skip
-    if summary["floor"]:
-        axis.axhline(summary["floor"]["mean"], color=FLOOR, lw=1.2, ls=":", label="no attention")
+    for name, floor in summary["floors"].items():
+        style, label = _FLOOR_STYLES[name]
+        axis.axhline(floor["mean"], color=FLOOR, lw=1.2, ls=style, label=label)
     tidy(axis, x="iterations in training, T", y=y)
     iteration_axis(axis, rows)
     # A reference line is no container and would come first.
     handles, labels = axis.get_legend_handles_labels()
-    last = sorted(range(len(labels)), key=lambda i: labels[i] == "no attention")
+    names = [label for _, label in _FLOOR_STYLES.values()]
+    last = sorted(range(len(labels)), key=lambda i: labels[i] in names)
     axis.legend(
         [handles[i] for i in last],
         [labels[i] for i in last],

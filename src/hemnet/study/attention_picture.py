@@ -22,6 +22,7 @@ from hemnet.study.attention import Look, main_colours
 from hemnet.study.style import INK, new_figure, save
 
 ATTENTION = "magma"
+MOST_BASES = 16  # with a row of their own
 
 
 def draw_attention(
@@ -111,17 +112,25 @@ def _show(
 
 
 def draw_shares(shares: Tensor, weight: Tensor, info: Info, stem: Path) -> list[Path]:
-    """Which basis is which class: bases in use, ordered by their main class, by class."""
-    values = shares.numpy()
-    order = sorted(range(len(values)), key=lambda k: (values[k].argmax(), -values[k].max()))
-    used = [k for k in order if float(weight[k]) > 0.1 / len(values)]
-    table = values[used]
+    """Which basis is which class: the bases with most attention, ordered by their main class.
+
+    All others are one row at the end, so that nothing is left out.
+    """
+    values, most = shares.numpy(), [float(w) for w in weight]
+    used = sorted((k for k, w in enumerate(most) if w > 0.1 / len(most)), key=lambda k: -most[k])
+    used = sorted(used[:MOST_BASES], key=lambda k: (values[k].argmax(), -values[k].max()))
+    labels = [f"{k + 1}  ({100 * most[k]:.0f}%)" for k in used]
+    table, rest = values[used], [k for k in range(len(most)) if k not in used]
+    if rest:
+        total = sum(most[k] for k in rest)
+        together = sum(most[k] * values[k] for k in rest) / max(total, 1e-300)
+        table = np.vstack((table, together))
+        labels.append(f"{len(rest)} others  ({100 * total:.0f}%)")
     number, classes = table.shape
     figure = new_figure(1.6 + 0.34 * classes, 1.5 + 0.21 * number)
     axis = figure.subplots()
     drawn = axis.imshow(100 * table, cmap="cividis", vmin=0, vmax=100, aspect="auto")
     axis.set_xticks(range(classes), info.classes, rotation=90, fontsize=9)
-    labels = [f"{k + 1}  ({100 * float(weight[k]):.0f}%)" for k in used]
     axis.set_yticks(range(number), labels, fontsize=8)
     axis.set_ylabel("basis (share of all attention)", fontsize=9.5)
     axis.tick_params(length=0)
@@ -133,6 +142,8 @@ def draw_shares(shares: Tensor, weight: Tensor, info: Info, stem: Path) -> list[
                     j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=7.5,
                     color="white" if value < 0.5 else "black",
                 )  # fmt: skip
+    if rest:
+        axis.axhline(number - 1.5, color="white", lw=3)
     bar = figure.colorbar(drawn, ax=axis, shrink=0.8, label="share of the basis' attention (%)")
     bar.outline.set_visible(False)
     return save(figure, stem)

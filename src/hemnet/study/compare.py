@@ -20,7 +20,7 @@ from hemnet.models import list_models
 from hemnet.study import paper
 from hemnet.study.grid import Cell
 from hemnet.study.recipe import for_head
-from hemnet.study.statistics import Noise, difference, mean_sd, pooled
+from hemnet.study.statistics import Noise, difference, mean_sd, pooled_within_seeds
 
 ROUNDS = 7
 
@@ -116,7 +116,7 @@ def summarise(
             row[key] = {"mean": mean, "sd": sd, "runs": values}
         row["paper"] = paper.TABLE_3.get(head)
         rows.append(row)
-    noise = pooled([group["miou"] for group in groups.values()])
+    noise = pooled_within_seeds([group["miou"] for group in groups.values() if group["miou"]])
     return {
         "rows": rows,
         "pooled_sd": noise and noise.sd,

@@ -1,20 +1,23 @@
 """A frozen backbone says the same of the same image: many runs need to ask it only once.
 
-Where nothing of a backbone is trained (`model.freeze_stages` at its number of stages) and images
-come back unchanged (`data.scale` 1, no jitter, crops as large as the images), the features are
-kept, for all runs of a process. Training then costs the head alone.
+Where nothing of a backbone is trained (`model.freeze_stages` at its number of stages), its features
+are kept for the next run of a process. Runs of one seed see the same crops, so training costs the
+head alone from the second run of a seed on.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hemnet.config import TrainConfig
 from hemnet.nn.segmenter import Segmenter
 
 LIMIT = 2**31  # bytes of features that a process keeps
@@ -27,6 +30,15 @@ class FeatureStore:
         self.kept: dict[bytes, list[Tensor | None]] = {}
         self.room = limit
         self.asked = 0  # images that a backbone had to be asked for
+        self._views: tuple[dict[str, Any], int] | None = None
+
+    def expect(self, config: TrainConfig) -> None:
+        """Forget what there is unless the next run sees the same images; a seed has its crops."""
+        views = asdict(config.data), config.run.seed
+        if views != self._views:
+            self.room += sum(_bytes(features) for features in self.kept.values())
+            self.kept.clear()
+            self._views = views
 
     def attach(self, model: Segmenter) -> bool:
         """Whether the model will use the store: it does where its backbone never changes."""
@@ -57,10 +69,20 @@ class FeatureStore:
         return True
 
     def _keep(self, key: bytes, features: list[Tensor | None]) -> None:
-        size = sum(f.nbytes for f in features if f is not None)
+        size = _bytes(features)
         if size <= self.room:
             self.room -= size
             self.kept[key] = features
+
+
+@cache
+def shared_store() -> FeatureStore:
+    """Of this process: all of its runs."""
+    return FeatureStore()
+
+
+def _bytes(features: list[Tensor | None]) -> int:
+    return sum(f.nbytes for f in features if f is not None)
 
 
 def _stacked(parts: tuple[Tensor | None, ...]) -> Tensor | None:
@@ -98,5 +120,5 @@ def _used_features(model: Segmenter) -> list[int]:
 def _digest(*tensors: Tensor, salt: bytes = b"") -> bytes:
     found = hashlib.blake2b(salt, digest_size=16)
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().cpu().numpy().tobytes())
+        found.update(tensor.detach().contiguous().cpu().numpy().data)
     return found.digest()

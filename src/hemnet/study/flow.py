@@ -19,6 +19,7 @@ from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.nn.segmenter import Segmenter
+from hemnet.study.features import shared_store
 from hemnet.study.gradients import effective_weights, model_gradient_flow
 from hemnet.study.grid import Cell, Datasets
 from hemnet.study.recipe import for_head
@@ -59,6 +60,9 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
     optim, device = config.optim, device_of(config)
     model = build_model(config, train_set.info).to(device)
     model.to(memory_format=layout_of(config))
+    store = shared_store()
+    store.expect(config)
+    store.attach(model)
     loss = SegmentationLoss(config.loss, train_set.num_classes).to(device)
     optimizer = make_optimizer(model, optim)
     fixed = fixed_samples(config, train_set, model, cell.place["samples"])

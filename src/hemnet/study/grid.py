@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from hemnet.engine.checkpoint import write_atomically
 from hemnet.engine.stop import StopSignals
 from hemnet.errors import UserError
 from hemnet.progress import progress_bar
-from hemnet.study.features import FeatureStore
+from hemnet.study.features import shared_store
 
 RESULT = "result.json"
 Datasets = tuple[SegmentationDataset, SegmentationDataset | None]
@@ -254,19 +253,10 @@ def _run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
 def _train_cell(cell: Cell, run: Path, data: Datasets) -> dict[str, Any] | None:
     from hemnet.engine.train import train
 
-    given = cell.config.data
-    repeats = (
-        given.scale == (1.0, 1.0) and not given.jitter
-    )  # whether images come back as they were
-    prepare = _store().attach if repeats else None
-    result = train(cell.config, run, resume=True, quiet=True, data=data, prepare=prepare)
+    store = shared_store()
+    store.expect(cell.config)
+    result = train(cell.config, run, resume=True, quiet=True, data=data, prepare=store.attach)
     return _summary(run, data[0].info) if result.stopped_by is None else None
-
-
-@cache
-def _store() -> FeatureStore:
-    """Of this worker: its runs share a frozen backbone's features."""
-    return FeatureStore()
 
 
 def _summary(run: Path, info: Info) -> dict[str, Any]:

@@ -59,6 +59,26 @@ def pooled(groups: Iterable[Sequence[float]]) -> Noise | None:
     return Noise(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
+def pooled_within_seeds(groups: Sequence[Sequence[float]]) -> Noise | None:
+    """The spread of groups of runs y[group][seed] once what a seed does to all groups is taken out.
+
+    Runs of one seed share weights, images and order. What they have in common cancels in every
+    comparison of groups, so it is no noise of it. Without gaps only: otherwise `pooled`.
+    """
+    seeds = len(groups[0]) if groups else 0
+    if len(groups) < 2 or seeds < 2 or any(len(values) != seeds for values in groups):
+        return pooled(groups)
+    grand = fmean(fmean(values) for values in groups)
+    common = [fmean(values[s] for values in groups) - grand for s in range(seeds)]
+    squares = sum(
+        (y - fmean(values) - shift) ** 2
+        for values in groups
+        for y, shift in zip(values, common, strict=True)
+    )
+    freedom = (len(groups) - 1) * (seeds - 1)
+    return Noise(math.sqrt(squares / freedom), freedom)
+
+
 def t_critical(freedom: int, level: float = 0.95) -> float:
     """Student's two-sided quantile, by Hill's expansion: within 1% from three degrees on."""
     exact = {1: 12.706, 2: 4.303}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hemnet.study.ablation import TITLES
+from hemnet.study.ablation import FLOORS, TITLES
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -51,10 +51,11 @@ def statistics_text(summary: dict[str, Any]) -> str:
     claims, lines = summary["claims"], []
     lines.append(
         f"Runs that differ in their seed alone have a standard deviation of "
-        f"{summary['pooled_sd']:.2f} points (pooled over all cells, {summary['freedom']} degrees "
-        f"of freedom). Two cells of {len(summary['seeds'])} seeds each are distinguishable "
-        f"(95%, not corrected for the number of pairs) from a difference of "
-        f"{summary['least_difference']:.2f} points on. Intervals below are 95%."
+        f"{summary['pooled_sd']:.2f} points (pooled over all cells, what a seed does to all of "
+        f"them taken out, {summary['freedom']} degrees of freedom). Two cells of "
+        f"{len(summary['seeds'])} seeds each are distinguishable (95%, not corrected for the "
+        f"number of pairs) from a difference of {summary['least_difference']:.2f} points on. "
+        "Intervals below are 95%."
     )
     if "hemnet_minus_emanet" in claims:
         gap = claims["hemnet_minus_emanet"]
@@ -64,6 +65,9 @@ def statistics_text(summary: dict[str, Any]) -> str:
             f"T = {t}: {_estimate(row)} (η = {row['best_step_size']})" for t, row in by_row
         )
         lines.append(f"- The best step size of a row minus EMANet: {text}.")
+    for floor, gaps in claims["minus_floors"].items():
+        text = "; ".join(f"{column_title(c)}: {_estimate(gap)}" for c, gap in gaps.items())
+        lines.append(f"- All runs of a column minus {FLOORS[floor]}: {text}.")
     slopes = "; ".join(
         f"{column_title(c)}: {_estimate(s)}" for c, s in claims["per_doubling"].items()
     )
@@ -76,6 +80,12 @@ def statistics_text(summary: dict[str, Any]) -> str:
             f"- The gain from doubling η {words}, {clear}, as T doubles: {_estimate(crossing)}."
         )
     return "\n".join(lines) + "\n"
+
+
+def floors_text(summary: dict[str, Any]) -> str:
+    found = summary["floors"].items()
+    text = "; ".join(f"{FLOORS[name]} {cell_text(floor, False)}" for name, floor in found)
+    return f"Without attention: {text}.\n" if text else ""
 
 
 def failures_text(summary: dict[str, Any]) -> str:
@@ -95,14 +105,10 @@ def ablation_document(summary: dict[str, Any], context: dict[str, Any] | None, p
         "of each column in bold.\n",
         grid_table(summary),
     ]
-    if summary["floor"]:
-        parts.append(f"The same network without attention: {summary['floor']['mean']:.2f}.\n")
-    parts.append(statistics_text(summary))
+    parts += [floors_text(summary), statistics_text(summary)]
     if context is not None:
         parts += ["## Classes that need context alone\n", grid_table(context)]
-        if context["floor"]:
-            parts.append(f"The same network without attention: {context['floor']['mean']:.2f}.\n")
-        parts.append(statistics_text(context))
+        parts += [floors_text(context), statistics_text(context)]
     parts += ["## The paper's Table 1\n", "PASCAL VOC val, ResNet-50, one run a cell.\n", paper]
     return "\n".join(part for part in parts if part)
 

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
-from hemnet.nn.heads.layers import classifier, conv_bn_relu
-
-_MIXED = 256
+from hemnet.nn.heads.layers import MIXED, classifier, conv_bn_relu
 
 
 class AttentionHead(nn.Module):
@@ -31,8 +29,8 @@ class AttentionHead(nn.Module):
         super().__init__()
         self.reduce = conv_bn_relu(channels[-1], width, 3)
         self.attention = attention
-        self.mix = conv_bn_relu(width, _MIXED, 3)
-        self.classifier = classifier(_MIXED, num_classes, dropout)
+        self.mix = conv_bn_relu(width, MIXED, 3)
+        self.classifier = classifier(MIXED, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         return self.classifier(self.mix(self.attention(self.reduce(features[-1]))))

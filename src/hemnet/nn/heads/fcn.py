@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from hemnet.nn.heads.layers import classifier, conv_bn_relu
+from hemnet.nn.heads.layers import MIXED, classifier, conv_bn_relu
 
 
 class FCNHead(nn.Module):
-    """A classifier on the backbone's last feature: B,C,h,w → B,classes,h,w."""
+    """A classifier on the backbone's last feature: B,C,h,w → B,classes,h,w.
+
+    `hidden` puts two 3×3 convolutions before it, to so many channels and to 256: an attention head
+    of that width without its unit.
+    """
 
     def __init__(
         self,
@@ -18,12 +22,18 @@ class FCNHead(nn.Module):
         strides: Sequence[int],
         num_classes: int,
         dropout: float = 0.1,
+        hidden: int | None = None,
     ) -> None:
         super().__init__()
-        self.classifier = classifier(channels[-1], num_classes, dropout)
+        last = channels[-1] if hidden is None else MIXED
+        self.convolutions = nn.Sequential()
+        if hidden is not None:
+            self.convolutions.append(conv_bn_relu(channels[-1], hidden, 3))
+            self.convolutions.append(conv_bn_relu(hidden, MIXED, 3))
+        self.classifier = classifier(last, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(features[-1])
+        return self.classifier(self.convolutions(features[-1]))
 
 
 class AuxiliaryHead(nn.Module):

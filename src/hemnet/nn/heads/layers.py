@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+MIXED = 256  # channels that the classifier of an attention head sees
+
 
 def conv_bn_relu(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
     """Convolution that keeps the size, batch norm, ReLU."""
