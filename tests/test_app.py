@@ -1,6 +1,5 @@
 """What the explorer computes and draws, without a browser."""
 
-import importlib.util
 import os
 import re
 import struct
@@ -463,7 +462,6 @@ def test_says_which_package_is_missing(
 def test_mistakes_in_the_command(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if importlib.util.find_spec("gradio") is None:
-        pytest.skip("gradio is not installed")
+    pytest.importorskip("gradio")
     assert run("app", str(tmp_path), *options) == 2
     assert message in capsys.readouterr().err

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from typing import Any, Literal, Self
 
 import torch
@@ -44,7 +45,7 @@ AUTO_RATIO = 8.0  # λ/σ² that variance="auto" keeps
 PRESETS = {"recommended": 0.3, "paper": 1.0}
 
 
-class _EMUnit(nn.Module):
+class _EMUnit(nn.Module, ABC):
     """The convolutions, the bases between images and their health; `attend` is the subclass's."""
 
     def __init__(self, channels: int, bases: int, decay: float, start: float) -> None:
@@ -112,17 +113,17 @@ class _EMUnit(nn.Module):
         return super().train(mode)
 
     @property
+    @abstractmethod
     def variance(self) -> float | Tensor:
         """σ² of an evaluation pass."""
-        raise NotImplementedError
 
     def _tracked_variance(self, sample: Tensor) -> float | Tensor:
         """σ² of a training pass, which may learn from its sample B,n,C."""
         return self.variance
 
+    @abstractmethod
     def _attend(self, x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
         """Fit bases: K,C to x: B,N,C."""
-        raise NotImplementedError
 
     def _observe(self, sample: Tensor) -> None:
         self._kept = sample[:KEPT_IMAGES]
