@@ -135,6 +135,7 @@ for name, network in {"five": model, "one": wrapped, "broken": model}.items():
     except UserError as error:
         result = str(error)
     torch.save(result, place / f"{name}-{rank}.pt")
+del network, wrapped  # before their group
 distributed.destroy_process_group()
 """
 
