@@ -4,14 +4,16 @@
     python benchmarks/real_data.py voc --root data/VOCdevkit --weights FILE --out runs.jsonl \\
         --units plain emanet hemnet "hemnet:variance=auto,kernel=rbf" --seeds 0 1 2 --rate 0.02
 
-A unit is "plain" (none), "emanet", "hemnet", "nonlocal" or "pspnet" (a head of its own), with
-options after a colon. Runs of one seed are paired: the backbone, the layers around the unit, the
-crops and their order are the same, so that differences within a seed say more than the means do.
+A unit is "plain" (none), "emanet", "hemnet", "learned" (hemnet with learned step sizes), "nonlocal"
+or "pspnet" (a head of its own), with options after a colon. Runs of one seed are paired: the
+backbone, the layers around the unit, the crops and their order are the same, so that differences
+within a seed say more than the means do.
 Each run is appended to --out as a line of JSON, and is not repeated when it is there already.
 `--holdout` validates on the last fifth of the training images instead: rates are chosen there.
 `--window 19 25` trains heads alone, on windows of features that the ImageNet backbone gives of
-whole images, kept in --store for all units and seeds: a minute a run. `--frozen` does so on
-features of random crops, which have to be computed for every seed.
+whole images, kept in --store for all units and seeds: a minute a run. With `--freeze-stages 3`
+these are features of the third stage, and the later ones are trained along. `--frozen` trains
+heads on features of random crops, which have to be computed for every seed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from hemnet.engine.metrics import Evaluation, confusion_matrix
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
-from stored_features import COARSE, stored, window_batch
+from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 
 Batch = tuple[Tensor, Tensor]
 MORE = (8,)  # iterations at evaluation, beside those of training
@@ -50,13 +52,22 @@ UNITS: dict[str, Any] = {
     "plain": lambda channels: nn.Identity(),
     "emanet": hemnet.EMAttention,
     "hemnet": hemnet.HighwayEMAttention,
+    "learned": lambda channels, **options: hemnet.HighwayEMAttention(
+        channels, step_size=nn.Parameter(torch.full((3,), 0.5)), **options
+    ),
     "nonlocal": NonLocalAttention,
 }
 
 
 def options(text: str) -> dict[str, Any]:
+    def value(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text  # a word
+
     pairs = (part.split("=", 1) for part in text.split(",") if part)
-    return {key: json.loads(v) if v[0] in "0123456789tfn" else v for key, v in pairs}
+    return {key: value(text) for key, text in pairs}
 
 
 def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemnet.Segmenter:
@@ -81,14 +92,14 @@ def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemne
 
 
 class FromFeatures(nn.Module):
-    """A segmenter's head on features B,C,h,w of its backbone; logits B,classes,H,W."""
+    """What follows a segmenter's frozen stages: features B,C,h,w → logits B,classes,H,W."""
 
-    def __init__(self, head: nn.Module, enlarge: int) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Module, enlarge: int) -> None:
         super().__init__()
-        self.head, self.enlarge = head, enlarge
+        self.backbone, self.head, self.enlarge = backbone, head, enlarge
 
     def forward(self, features: Tensor) -> Tensor:
-        logits = self.head([features])
+        logits = self.head([self.backbone(features)])
         size = [(side - 1) * self.enlarge + 1 for side in logits.shape[-2:]]
         return F.interpolate(logits, size, mode="bilinear", align_corners=True)
 
@@ -198,10 +209,14 @@ def main() -> None:
     parser.add_argument("--freeze-stages", type=int, default=0, help="first ones of the backbone")
     parser.add_argument("--frozen", action="store_true", help="train heads on frozen features")
     parser.add_argument("--window", nargs=2, type=int, help="of stored features, rows and columns")
+    parser.add_argument(
+        "--short-sides", nargs="+", type=int, default=list(SHORT_SIDES),
+        help="sizes of the images that windows are taken from, in strides",
+    )  # fmt: skip
     parser.add_argument("--store", type=Path, default=Path("runs/features"), help="for --window")
     parser.add_argument("--holdout", action="store_true", help="validate on a fifth of train")
     args = parser.parse_args()
-    heads_only = args.frozen or args.window is not None
+    stage = args.freeze_stages - 1 if args.window else -1  # whose features are trained on
 
     split = "trainaug" if args.data == "voc" else "train"
     images: Any = open_dataset(args.data, root=args.root, split=split, partial=True)
@@ -222,7 +237,7 @@ def main() -> None:
     if args.window:
         del protocol["crop"], protocol["scale"]
         protocol["window"] = args.window
-    for name in ("optimizer", "class_weights", "freeze_stages"):
+    for name in ("optimizer", "class_weights", "freeze_stages", "short_sides"):
         if getattr(args, name) != parser.get_default(name):
             protocol[name] = getattr(args, name)
     weights = None if args.class_weights is None else torch.tensor(args.class_weights)
@@ -242,12 +257,17 @@ def main() -> None:
         )  # fmt: skip
         if args.window:
             name = f"{args.data}_{args.backbone}_{args.stride}"
-            learned = stored(first, images, args.store / f"{name}_train.pt", learn=True)
+            if stage >= 0:
+                name += f"_stage{args.freeze_stages}"
+            finer = args.stride // first.backbone.strides[stage]
+            sizes = args.short_sides
+            kind = "train" if sizes == list(SHORT_SIDES) else "_".join(["train", *map(str, sizes)])
+            learned = stored(first, images, args.store / f"{name}_{kind}.pt", stage, sizes)
             learned = learned[: len(learn)]
-            draw = partial(window_batch, learned, args.window, args.batch, args.stride, seed)
+            draw = partial(window_batch, learned, args.window, args.batch, args.stride, finer, seed)
             if not judged:
                 file = args.store / f"{name}_{'holdout' if args.holdout else 'val'}.pt"
-                whole = stored(first, judge, file, learn=False)
+                whole = stored(first, judge, file, stage)
                 judged = [(f[None], m[None]) for each in whole for f, m in each]
         else:
             source = iter(training_batches(learn, view, batch_size=args.batch, seed=seed))
@@ -259,10 +279,14 @@ def main() -> None:
         for unit in missing:
             start = time.perf_counter()
             model = build(unit, classes, seed, args)
-            trained = FromFeatures(model.head, args.stride // COARSE) if heads_only else model
             run = {**protocol, "unit": unit, "seed": seed}
             model.train()
-            freeze_stages(model, args.freeze_stages)
+            trained: nn.Module = model
+            if args.frozen or args.window:
+                after = cut(model.backbone, stage)[1]
+                trained = FromFeatures(after, model.head, args.stride // COARSE)
+            else:
+                freeze_stages(model, args.freeze_stages)
             run["loss"] = train(trained, draw, optimization(args), seed, weights)
             run |= evaluate(trained, judged, classes)
             run["seconds"] = round(time.perf_counter() - start)
@@ -274,7 +298,7 @@ def main() -> None:
                     run["more_iterations"][iterations] = evaluate(trained, judged, classes)["miou"]
                 inner.eval_iterations = None
                 run["health"] = str(inner.health())
-                run["gain"] = inner.norm.weight.abs().mean().item()
+                run["gain"] = inner.norm.weight.abs().mean().item() * inner.start.gain_rate
             runs.append(run)
             with args.out.open("a") as lines:
                 lines.write(json.dumps(run, ensure_ascii=False) + "\n")

@@ -115,12 +115,12 @@ def test_refuses_settings_that_make_no_sense(wish: tuple[int, float]) -> None:
 def test_looking_leaves_nothing_behind_in_the_model() -> None:
     this = explorer()
     this.see(picture(), "x")
-    assert not this.unit.conv_in._forward_hooks
+    assert not this.unit.scale._forward_hooks
     broken = explorer()
     broken.model.head.classifier = None
     with pytest.raises(TypeError):
         broken.see(picture(), "x")
-    assert not broken.unit.conv_in._forward_hooks
+    assert not broken.unit.scale._forward_hooks
 
 
 def test_looks_at_the_same_time_do_not_mix() -> None:

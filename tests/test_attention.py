@@ -22,6 +22,9 @@ UNITS: dict[str, Callable[..., Unit]] = {
         8, bases=4, preset="paper", variance="auto", **kw
     ),
     "rbf": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, preset="paper", kernel="rbf", **kw),
+    "normalised": lambda **kw: hemnet.HighwayEMAttention(
+        8, bases=4, preset="paper", normalise=True, **kw
+    ),
     "recommended": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, **kw),
     "emanet": lambda **kw: hemnet.EMAttention(8, bases=4, **kw),
 }
@@ -40,24 +43,30 @@ def literal_unit(unit: Unit, x: Tensor, iterations: int) -> Tensor:
     """The unit as the papers describe it, in evaluation, one image at a time."""
     outputs = []
     highway = isinstance(unit, hemnet.HighwayEMAttention)
-    for image in unit.conv_in(x):
+    for image in unit.scale(unit.conv_in(x)):
         features = image.flatten(1).T  # N,C
         mu = unit.bases.value
         for _ in range(iterations):
-            if highway:
+            if highway and unit.kernel == "rbf":
+                gamma = (torch.cdist(features, mu).square() / (-2 * math.sqrt(8))).softmax(-1)
+                mu = 0.5 * mu + 0.5 * (gamma / gamma.sum(0)).T @ features
+            elif highway:
                 gamma = (features @ mu.T / math.sqrt(8)).softmax(-1)
                 mu = 0.5 * mu + 0.5 * (gamma / gamma.sum(0)).T @ features
             else:
                 gamma = (features @ mu.T).softmax(-1)
                 mu = F.normalize((gamma / gamma.sum(0)).T @ features, dim=-1)
         outputs.append((gamma @ mu).T.unflatten(1, image.shape[1:]))
-    return F.relu(unit.norm(unit.conv_out(F.relu(torch.stack(outputs)))) + x)
+    branch = unit.norm(unit.conv_out(F.relu(torch.stack(outputs))))
+    return F.relu(unit.start.gain_rate * branch + x)
 
 
-@pytest.mark.parametrize("name", ["highway", "emanet"])
+@pytest.mark.parametrize("name", ["highway", "emanet", "rbf", "normalised", "recommended"])
 @pytest.mark.parametrize("iterations", [1, 3, 5])
 def test_is_the_unit_of_the_paper(name: str, iterations: int) -> None:
-    unit = UNITS[name](iterations=iterations).eval()
+    unit = UNITS[name](iterations=iterations)
+    unit(images(8))  # averages that are not 0 and 1
+    unit.eval()
     nn.init.normal_(unit.norm.weight)
     x = images()
     torch.testing.assert_close(unit(x), literal_unit(unit, x, iterations), rtol=1e-4, atol=1e-5)
@@ -77,15 +86,78 @@ def test_initial_bases_have_unit_length_and_differ(make: Callable[..., Unit]) ->
 
 
 def test_presets_say_how_much_the_unit_adds_at_first() -> None:
-    weights = {
-        name: hemnet.HighwayEMAttention(16, bases=4, preset=name).norm.weight.unique().tolist()
-        for name in ("recommended", "paper")
-    }
-    assert weights["paper"] == [1.0]
-    (start,) = weights["recommended"]
-    assert 0 < start < 1
-    said = hemnet.HighwayEMAttention(16, bases=4, zero_init=False)
-    assert said.norm.weight.unique().tolist() == [1.0]
+    def gain(**options: Any) -> float:
+        unit = hemnet.HighwayEMAttention(16, bases=4, **options)
+        (weight,) = unit.norm.weight.unique().tolist()
+        return float(weight * unit.start.gain_rate)
+
+    assert gain(preset="paper") == 1
+    assert gain(zero_init=False) == pytest.approx(1)
+    assert gain(zero_init=True) == 0
+    assert gain() == pytest.approx(0.3)
+    assert gain(gain=0.25) == pytest.approx(0.25)
+    for said in ({"gain": 0.5, "zero_init": True}, {"gain": math.nan}, {"gain_rate": 0}):
+        with pytest.raises(ValueError, match="gain"):
+            hemnet.HighwayEMAttention(16, bases=4, **said)
+
+
+def test_gain_rate_changes_how_fast_the_gain_is_learned_and_nothing_else() -> None:
+    """A step of Adam is as long as its rate: the output moves gain_rate times as far."""
+    x = images()
+    results, moved = [], []
+    for rate in (1.0, 10.0):
+        torch.manual_seed(0)
+        unit = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_rate=rate)
+        results.append(unit(x))
+        optimizer = torch.optim.Adam([unit.norm.weight], lr=1e-3)
+        results[-1].square().sum().backward()
+        before = unit.norm.weight.detach().clone()
+        optimizer.step()
+        moved.append((unit.norm.weight.detach() - before).abs() * rate)
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(moved[1], 10 * moved[0], rtol=1e-3, atol=0)
+    torch.testing.assert_close(moved[0], torch.full((8,), 1e-3), rtol=1e-3, atol=0)
+
+
+def test_em_sees_normalised_features_where_asked() -> None:
+    x = 3 * images(4) + torch.arange(8.0).view(1, 8, 1, 1)
+    seen: list[Tensor] = []
+    for normalise in (True, False):
+        unit = hemnet.HighwayEMAttention(8, bases=4, normalise=normalise)
+        unit.scale.register_forward_hook(lambda *call: seen.append(call[2]))
+        nn.init.normal_(unit.conv_in.bias, mean=5.0)
+        unit(x)
+        if not normalise:
+            torch.testing.assert_close(seen[-1], unit.conv_in(x))
+    means, deviations = seen[0].mean((0, 2, 3)), seen[0].std((0, 2, 3))
+    torch.testing.assert_close(means, torch.zeros(8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(deviations, torch.ones(8), rtol=0, atol=1e-2)
+
+
+def test_the_longest_basis_does_not_explain_everything_when_features_are_normalised() -> None:
+    torch.manual_seed(0)
+    common = 20 * F.normalize(torch.ones(8), dim=0)  # a shift that all positions share
+    x = images(4, 16, 16)
+    used = {}
+    for normalise in (True, False):
+        unit = hemnet.HighwayEMAttention(8, bases=16, kernel="dot", normalise=normalise)
+        nn.init.dirac_(unit.conv_in.weight)
+        with torch.no_grad():
+            unit.conv_in.bias.copy_(common)
+            for _ in range(30):
+                unit(x)
+        used[normalise] = unit.health().in_use
+    assert used[False] < 0.25 < used[True]
+
+
+def test_looking_at_health_moves_no_average() -> None:
+    unit = hemnet.HighwayEMAttention(8, bases=4, normalise=True)
+    unit(images())
+    before = {name: value.clone() for name, value in unit.state_dict().items()}
+    unit.health(images())
+    assert unit.scale.training
+    for name, value in unit.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_zero_init_starts_as_the_identity() -> None:

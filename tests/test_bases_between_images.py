@@ -29,8 +29,9 @@ def unit(request: pytest.FixtureRequest) -> Any:
 
 
 def frozen_norm(unit: Any) -> Any:
-    """In training, but with a batch norm that does not mix the images of a batch."""
+    """In training, but with batch norms that do not mix the images of a batch."""
     unit.train()
+    unit.scale.eval()
     unit.norm.eval()
     return unit
 

@@ -114,7 +114,8 @@ class TestExtremes:
 def test_many_positions_in_half_precision_do_not_overflow() -> None:
     x = torch.full((1, 70_000, 2), 3.0, dtype=torch.float16)  # Σ x is beyond float16's range
     result = hemnet.highway_em(x, torch.randn(2, 2), step_size=1)
-    torch.testing.assert_close(result.bases, torch.full((1, 2, 2), 3.0), rtol=1e-5, atol=0)
+    # To what a float32 sum of a tile's positions, one after the other as some CPUs do, leaves.
+    torch.testing.assert_close(result.bases, torch.full((1, 2, 2), 3.0), rtol=1e-3, atol=0)
 
 
 def test_default_variance_is_root_channels() -> None:

@@ -12,6 +12,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import hemnet
 from hemnet.errors import UserError
@@ -58,6 +59,28 @@ def test_the_folder_has_everything_to_rebuild_the_model(
     x = torch.randn(1, 3, 20, 30)
     with torch.no_grad():
         assert torch.equal(loaded(x), model(x))
+
+
+def test_what_a_preset_chose_is_written_out(tmp_path: Path) -> None:
+    made = hemnet.create_model("hemnet", 3, "test_resnet", channels=16).eval()
+    nn.init.ones_(made.head.attention.norm.weight)
+    saved = made.save_pretrained(tmp_path / "recommended")
+    assert json.loads((saved / "config.json").read_text())["options"]["gain_rate"] == 10
+    x = torch.randn(1, 3, 20, 30)
+    with torch.no_grad():
+        assert torch.equal(hemnet.from_pretrained(saved)(x), made(x))
+
+
+def test_a_model_saved_before_the_gain_had_a_rate(folder: Path) -> None:
+    model = hemnet.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["options"] |= {"preset": "recommended"}
+    for late in ("normalise", "gain", "gain_rate"):
+        del config["options"][late]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    x = torch.randn(1, 3, 20, 30)
+    with torch.no_grad():
+        assert torch.equal(hemnet.from_pretrained(folder)(x), model(x))
 
 
 def test_both_files_have_the_same_readers(folder: Path) -> None:

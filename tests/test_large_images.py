@@ -156,10 +156,11 @@ def test_global_bases_are_those_of_all_features_each_once() -> None:
     grid = window_grid(64, 96, (32, 48), 0.5)
     assert len(grid) > 4
     with torch.inference_mode():
-        features = em_unit(model).conv_in(Cells()(tensor(image))[0]).flatten(2).mT
+        unit = em_unit(model)
+        features = unit.scale(unit.conv_in(Cells()(tensor(image))[0])).flatten(2).mT
         found = fit_global_bases(model, image, grid, SETTINGS, CPU)
         assert features.shape[1] == 8 * 12
-        expected = hemnet.highway_em(features, em_unit(model).bases.value, 3, 0.5)
+        expected = hemnet.highway_em(features, unit.bases.value, 3, 0.5, kernel=unit.kernel)
         torch.testing.assert_close(found.after, expected.bases[0], rtol=1e-4, atol=1e-5)
 
 

@@ -150,7 +150,7 @@ def test_the_unit_is_traced_as_it_runs() -> None:
     unit = find_unit(model)
     assert unit is not None
     x = model.head.reduce(model.backbone(images)[-1])
-    flat = unit.conv_in(x).flatten(2).mT
+    flat = unit.scale(unit.conv_in(x)).flatten(2).mT
     direct = hemnet.highway_em(flat, unit.bases.value, 3, 0.5, unit.variance, "rbf")
     expected = direct.responsibilities.mT.reshape(2, 5, *x.shape[2:])
     torch.testing.assert_close(found.responsibilities[-1], expected)

@@ -117,7 +117,7 @@ def test_inside_a_model_the_parts_are_the_gradient_at_the_units_features():
 
     features = []
     unit = model.head.attention
-    unit.conv_in.register_forward_hook(lambda *call: features.append(call[2]))
+    unit.scale.register_forward_hook(lambda *call: features.append(call[2]))
     (total,) = torch.autograd.grad(loss(model), features)
     torch.testing.assert_close(flow.total, total.flatten(2).mT, atol=1e-9, rtol=1e-4)
     assert flow.n_step.shape == (3, 2, 16, 16)

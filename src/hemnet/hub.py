@@ -115,6 +115,8 @@ def parse_config(text: str, path: Path) -> ModelConfig:
     if content.keys() != known:
         wrong = sorted(content.keys() ^ known)
         raise UserError(f"{path} is damaged: missing or unknown {', '.join(wrong)}")
+    if content["model"] == "hemnet" and isinstance(content["options"], dict):
+        content["options"].setdefault("gain_rate", 1.0)  # as before there was a choice
     try:
         return make_config(content.pop("model"), **content)
     except (UserError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from hemnet.errors import UserError
+from hemnet.nn.attention import PRESETS
 from hemnet.nn.heads import HEADS
 from hemnet.nn.segmenter import ModelConfig, Segmenter
 
@@ -110,7 +111,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         num_classes=num_classes,
         channels=None if channels is None else _whole(channels, "channels"),
         multi_grid=multi_grid if multi_grid in ("auto", None) else _tuple(multi_grid, "multi_grid"),
-        options=_plain_options(defaults | options),  # defaults may change, a model may not
+        options=_plain_options(_settled(defaults | options)),
         classes=_classes(fields.pop("classes"), num_classes),
         palette=_palette(fields.pop("palette"), num_classes),
         mean=_triple(fields.pop("mean"), "mean"),
@@ -129,6 +130,14 @@ def head_options(name: str) -> tuple[dict[str, Any], int | None]:
     width = parameters["width"].default if "width" in parameters else None
     defaults = {k: p.default for k, p in parameters.items() if k not in _MODEL_ARGUMENTS}
     return defaults, width
+
+
+def _settled(options: dict[str, Any]) -> dict[str, Any]:
+    """With what its preset chooses for a trained unit too: presets may change, a model may not."""
+    preset = PRESETS.get(str(options.get("preset")))
+    if preset is None or options["gain_rate"] is not None:
+        return options
+    return options | {"gain_rate": preset.gain_rate}
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -54,14 +54,14 @@ def demo_config(steps: int = STEPS, seed: int = 0) -> TrainConfig:
     from hemnet.data.scenes import SCENES
 
     # Things cover a tenth of a scene, the rest is ground: without weights the network is slow to
-    # care about them. zero_init off: from scratch there is nothing yet that a late start protects.
+    # care about them. The paper's start: from scratch there is nothing yet that it could drown.
     weights = [4.0 if k in SCENES.context_classes else 1.0 for k in range(len(SCENES.classes))]
     return TrainConfig(
         model=NetworkConfig(
             backbone="test_resnet",
             output_stride=8,
             channels=64,
-            options={"bases": 32, "variance": "auto", "zero_init": False},
+            options={"bases": 32, "variance": "auto", "preset": "paper"},
         ),
         data=DataConfig(
             name="scenes",

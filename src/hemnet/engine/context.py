@@ -117,7 +117,7 @@ def _unit_features(model: nn.Module, unit: nn.Module, images: Tensor) -> Tensor:
     def stop(_: nn.Module, __: Any, output: Tensor) -> None:
         raise _Reached(output)
 
-    hook = unit.get_submodule("conv_in").register_forward_hook(stop)
+    hook = unit.get_submodule("scale").register_forward_hook(stop)
     try:
         model(images)
     except _Reached as reached:

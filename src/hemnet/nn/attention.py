@@ -4,8 +4,8 @@
 Maximization" (AAAI 2021); `EMAttention` that of "Expectation-Maximization Attention Networks for
 Semantic Segmentation" (ICCV 2019), its special case of full steps without a gradient.
 
-    1×1 convolution → T iterations of EM → features rebuilt from K bases → ReLU → 1×1 convolution,
-    batch norm, + identity → ReLU
+    1×1 convolution (→ scale, ours) → T iterations of EM → features rebuilt from K bases → ReLU →
+    1×1 convolution, batch norm, + identity → ReLU
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -39,16 +39,32 @@ WARM_UP = 20  # passes before the bases are judged at all
 AUTO_RATIO = 8.0  # λ/σ² that variance="auto" keeps
 
 
-# Weight that the last batch norm starts with, by preset: how much the unit first adds to its input.
-# At 1 it drowns what it is added to, at 0 it is still all but absent after a short training;
-# docs/results.md has the measurements.
-PRESETS = {"recommended": 0.3, "paper": 1.0}
+class Preset(NamedTuple):
+    """How a unit is added to its input where its caller does not choose.
+
+    Attributes:
+        gain: how much of its branch the unit adds at first.
+        gain_rate: how many times as fast as other weights the gain is learned. A rate that suits
+            convolutions hardly moves it: at 1 it stays near its start for thousands of steps,
+            whether the branch helps or disturbs.
+    """
+
+    gain: float
+    gain_rate: float
+
+
+PRESETS = {
+    "recommended": Preset(gain=0.3, gain_rate=10.0),  # docs/results.md has the measurements
+    "paper": Preset(gain=1.0, gain_rate=1.0),
+}
 
 
 class _EMUnit(nn.Module, ABC):
     """The convolutions, the bases between images and their health; `attend` is the subclass's."""
 
-    def __init__(self, channels: int, bases: int, decay: float, start: float) -> None:
+    def __init__(
+        self, channels: int, bases: int, decay: float, start: Preset, normalise: bool = False
+    ) -> None:
         super().__init__()
         for name, number in (("channels", channels), ("bases", bases)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -57,6 +73,9 @@ class _EMUnit(nn.Module, ABC):
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
         self.channels, self.start = channels, start
         self.conv_in = nn.Conv2d(channels, channels, 1)
+        # No weights of its own: a common shift of the features, which a large first convolution or
+        # its bias can make, would let the longest basis explain every position.
+        self.scale = nn.BatchNorm2d(channels, affine=False) if normalise else nn.Identity()
         self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
         self.bases = MovingAverage(torch.empty(bases, channels), decay)
@@ -70,8 +89,10 @@ class _EMUnit(nn.Module, ABC):
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
             if conv.bias is not None:
                 nn.init.zeros_(conv.bias)
-        self.norm.reset_parameters()
-        nn.init.constant_(self.norm.weight, self.start)
+        for norm in (self.scale, self.norm):
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.reset_parameters()
+        nn.init.constant_(self.norm.weight, self.start.gain / self.start.gain_rate)
         with torch.no_grad():
             count = self.bases.value.shape[0]
             nn.init.normal_(self.bases.value, std=math.sqrt(2 / count))
@@ -83,7 +104,7 @@ class _EMUnit(nn.Module, ABC):
                 f"expected an input of shape (batch, {self.channels}, height, width); "
                 f"got {tuple(x.shape)}"
             )
-        features = self.conv_in(x)
+        features = self.scale(self.conv_in(x))
         flat = features.flatten(2).mT  # B,N,C: a view of either memory format
         sample = None if torch.compiler.is_exporting() else _sample(flat)
         if self.training and sample is not None:
@@ -95,17 +116,27 @@ class _EMUnit(nn.Module, ABC):
         if sample is not None:
             self._observe(sample)
         rebuilt = F.relu(_rebuild(result, features))
-        return F.relu(self.norm(self.conv_out(rebuilt)) + x)
+        # What a step of the optimizer does to the norm's weight, it does gain_rate times here.
+        branch = self.norm(self.conv_out(rebuilt))
+        return F.relu(torch.add(x, branch, alpha=self.start.gain_rate))
 
     def health(self, x: Tensor | None = None) -> Health:
         """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
         if x is None and self._kept is None:
             raise RuntimeError("no features to read health from: run a forward pass or give x")
         with torch.no_grad():
-            flat = self._kept if x is None else wide(self.conv_in(x).flatten(2).mT)
+            flat = self._kept if x is None else self._features(x)
             assert flat is not None
             result = self._attend(flat, self.bases.value, self.variance)
         return read_health(flat, self.bases.value, result.responsibilities, self.variance)
+
+    def _features(self, x: Tensor) -> Tensor:
+        """What EM sees of x: B,C,H,W in evaluation: B,N,C."""
+        mode = self.scale.training
+        self.scale.eval()  # looking must not move its averages
+        features = self.scale(self.conv_in(x))
+        self.scale.train(mode)
+        return wide(features.flatten(2).mT)
 
     def train(self, mode: bool = True) -> Self:
         if self.training and not mode:
@@ -171,9 +202,13 @@ class HighwayEMAttention(_EMUnit):
         decay: of the moving average of the bases.
         eval_iterations: E- and N-steps in evaluation; as in training where None.
         backward: "exact", "autograd", "highway" or "none", see `hemnet.highway_em`.
-        zero_init: True starts the last batch norm at 0, so that the unit is the identity at first,
-            False at 1; None at the preset's 0.3 ("recommended") or 1 ("paper").
-        preset: "recommended", or "paper" for the paper's unit to the letter.
+        zero_init: True for gain=0, so that the unit is the identity at first, False for gain=1.
+        gain: how much of its branch the unit adds to its input at first; None for the preset's.
+        gain_rate: how many times as fast as other weights the gain is learned; None for the
+            preset's.
+        normalise: EM sees features of mean 0 and variance 1 in each channel.
+        preset: "recommended" (gain=0.3, gain_rate=10), or "paper" for the paper's unit to the
+            letter (1 and 1).
 
     With per-iteration step sizes and more iterations in evaluation, the last one is repeated.
 
@@ -195,11 +230,22 @@ class HighwayEMAttention(_EMUnit):
         eval_iterations: int | None = None,
         backward: str = "exact",
         zero_init: bool | None = None,
+        gain: float | None = None,
+        gain_rate: float | None = None,
+        normalise: bool = False,
         preset: str = "recommended",
     ) -> None:
         if preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
-        start = PRESETS[preset] if zero_init is None else float(not zero_init)
+        if gain is not None and zero_init is not None:
+            raise ValueError(f"give gain or zero_init, not both; got {gain!r} and {zero_init!r}")
+        if gain is None:
+            gain = PRESETS[preset].gain if zero_init is None else float(not zero_init)
+        gain_rate = PRESETS[preset].gain_rate if gain_rate is None else gain_rate
+        if not math.isfinite(gain):
+            raise ValueError(f"gain must be a finite number; got {gain!r}")
+        if not 0 < gain_rate < math.inf:
+            raise ValueError(f"gain_rate must be a finite number above 0; got {gain_rate!r}")
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
         check_kernel(kernel)
@@ -208,7 +254,7 @@ class HighwayEMAttention(_EMUnit):
             raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}; got {backward!r}")
         if isinstance(variance, str) and variance != "auto":
             raise ValueError(f'variance must be a number, None or "auto"; got {variance!r}')
-        super().__init__(channels, bases, decay, start)
+        super().__init__(channels, bases, decay, Preset(gain, gain_rate), normalise)
         self.iterations, self.eval_iterations = iterations, eval_iterations
         self.kernel, self.backward = kernel, backward
         if backward == "none":  # no gradient would reach it; data parallelism wants to be told
@@ -280,7 +326,7 @@ class EMAttention(_EMUnit):
     ) -> None:
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
-        super().__init__(channels, bases, decay, start=float(not zero_init))
+        super().__init__(channels, bases, decay, Preset(float(not zero_init), 1.0))
         self.iterations, self.eval_iterations = iterations, eval_iterations
         # No gradient would reach it; data parallelism wants to be told.
         self.conv_in.requires_grad_(False)

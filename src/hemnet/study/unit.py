@@ -59,7 +59,7 @@ def settings_of(unit: HighwayEMAttention | EMAttention, iterations: int | None =
 def watching(unit: HighwayEMAttention | EMAttention) -> Iterator[list[Tensor]]:
     """Inside, what every pass gives the unit's EM, B,C,h,w in float32, is put into the list."""
     kept: list[Tensor] = []
-    handle = unit.conv_in.register_forward_hook(lambda *call: kept.append(call[2].float()))
+    handle = unit.scale.register_forward_hook(lambda *call: kept.append(call[2].float()))
     try:
         yield kept
     finally:
