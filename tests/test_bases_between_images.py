@@ -1,6 +1,7 @@
 """The moving average of the bases: once per optimizer step, over all ranks, from one start."""
 
 import copy
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,8 @@ def _rank(rank: int, folder: str) -> None:
                 (loss_of(parallel(part)) / accumulate).backward()
             optimizer.step()
         torch.save(state(unit), f"{folder}/{name}{rank}.pt")
+    del parallel
+    gc.collect()  # what holds the group: its threads must not outlive the interpreter
     dist.destroy_process_group()
 
 

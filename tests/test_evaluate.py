@@ -116,7 +116,7 @@ def test_nothing_labelled(tmp_path: Path) -> None:
 # Several processes, for real.
 
 WORKER = """
-import sys, torch
+import gc, sys, torch
 from pathlib import Path
 from torch import distributed
 from hemnet.data import open_dataset
@@ -135,7 +135,8 @@ for name, network in {"five": model, "one": wrapped, "broken": model}.items():
     except UserError as error:
         result = str(error)
     torch.save(result, place / f"{name}-{rank}.pt")
-del network, wrapped  # before their group
+del network, wrapped
+gc.collect()  # what holds the group: its threads must not outlive the interpreter
 distributed.destroy_process_group()
 """
 

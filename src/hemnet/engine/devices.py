@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,6 +43,9 @@ def computing(config: RunConfig) -> Iterator[Accelerator]:
         AcceleratorState._reset_state(reset_partial_state=True)
         if not outside and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+            # A wrapped model holds the group in a cycle of references. Its threads have to end
+            # before the interpreter does, or they may abort the process after all is done.
+            atexit.register(gc.collect)
 
 
 def summed(tensor: Tensor) -> Tensor:
