@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before any group is made: its functions would keep that one for ever
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -180,8 +181,14 @@ def _rank(rank: int, folder: str) -> None:
             optimizer.step()
         torch.save(state(unit), f"{folder}/{name}{rank}.pt")
     del parallel
-    gc.collect()  # what holds the group: its threads must not outlive the interpreter
+    gc.collect()
     dist.destroy_process_group()
+    # Nothing holds the group any more, or its threads may abort the process when all is done.
+    assert not [name for name in map(_name, Path("/proc/self/task").glob("*")) if "gloo" in name]
+
+
+def _name(thread: Path) -> str:
+    return (thread / "comm").read_text()
 
 
 def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:

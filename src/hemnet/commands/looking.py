@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ def chosen_device(name: str) -> tuple[torch.device, bool]:
         from accelerate import PartialState
 
         state = PartialState(cpu=name == "cpu")
+        atexit.register(state.destroy_process_group)
         return state.device, state.is_main_process
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
     if name == "auto":

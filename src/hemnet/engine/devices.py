@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before any group is made: its functions would keep that one for ever
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor
@@ -43,8 +44,8 @@ def computing(config: RunConfig) -> Iterator[Accelerator]:
         AcceleratorState._reset_state(reset_partial_state=True)
         if not outside and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
-            # A wrapped model holds the group in a cycle of references. Its threads have to end
-            # before the interpreter does, or they may abort the process after all is done.
+            # The wrapped model, in a cycle of references, still holds the group. Its threads have
+            # to end before the interpreter does, or may abort the process when all is done.
             atexit.register(gc.collect)
 
 
