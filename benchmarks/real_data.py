@@ -10,6 +10,8 @@ backbone, the layers around the unit, the crops and their order are the same, so
 within a seed say more than the means do.
 Each run is appended to --out as a line of JSON, and is not repeated when it is there already.
 `--holdout` validates on the last fifth of the training images instead: rates are chosen there.
+`--leave-out 0001TP` validates on the training images whose names begin so, a film of CamVid, and
+trains on the others: how well does a head do in a street it has never seen?
 `--window 19 25` trains heads alone, on windows of features that the ImageNet backbone gives of
 whole images, kept in --store for all units and seeds: a minute a run. With `--freeze-stages 3`
 these are features of the third stage, and the later ones are trained along. `--frozen` trains
@@ -47,6 +49,7 @@ from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
 from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 
 Batch = tuple[Tensor, Tensor]
+OPTIONAL = ("optimizer", "class_weights", "freeze_stages", "short_sides", "leave_out")
 MORE = (8,)  # iterations at evaluation, beside those of training
 UNITS: dict[str, Any] = {
     "plain": lambda channels: nn.Identity(),
@@ -214,20 +217,28 @@ def main() -> None:
         help="sizes of the images that windows are taken from, in strides",
     )  # fmt: skip
     parser.add_argument("--store", type=Path, default=Path("runs/features"), help="for --window")
-    parser.add_argument("--holdout", action="store_true", help="validate on a fifth of train")
+    held = parser.add_mutually_exclusive_group()
+    held.add_argument("--holdout", action="store_true", help="validate on a fifth of train")
+    held.add_argument("--leave-out", metavar="NAME", help="validate on train's images NAME*")
     args = parser.parse_args()
     stage = args.freeze_stages - 1 if args.window else -1  # whose features are trained on
 
     split = "trainaug" if args.data == "voc" else "train"
     images: Any = open_dataset(args.data, root=args.root, split=split, partial=True)
-    learn = images
     judge: Any = open_dataset(args.data, root=args.root, split="val", partial=True)
-    classes = len(learn.info.classes)
-    if args.holdout:
-        info = learn.info
-        kept = len(learn) * 4 // 5  # the frames of a film are alike: not every fifth
-        judge, learn = Subset(learn, range(kept, len(learn))), Subset(learn, range(kept))
-        judge.info = learn.info = info
+    classes = len(images.info.classes)
+    held_out: list[int] = []
+    if args.holdout:  # the frames of a film are alike: not every fifth
+        held_out = list(range(len(images) * 4 // 5, len(images)))
+    elif args.leave_out:
+        held_out = [i for i in range(len(images)) if images.id(i).startswith(args.leave_out)]
+        if not held_out:
+            parser.error(f"--leave-out {args.leave_out}: no training image has such a name")
+    kept = sorted(set(range(len(images))) - set(held_out))
+    learn: Any = Subset(images, kept)
+    if held_out:
+        judge = Subset(images, held_out)
+    learn.info = judge.info = images.info
     protocol = {
         "data": args.data, "backbone": args.backbone, "stride": args.stride,
         "channels": args.channels, "steps": args.steps, "batch": args.batch, "crop": args.crop,
@@ -237,14 +248,15 @@ def main() -> None:
     if args.window:
         del protocol["crop"], protocol["scale"]
         protocol["window"] = args.window
-    for name in ("optimizer", "class_weights", "freeze_stages", "short_sides"):
+    for name in OPTIONAL:
         if getattr(args, name) != parser.get_default(name):
             protocol[name] = getattr(args, name)
     weights = None if args.class_weights is None else torch.tensor(args.class_weights)
     runs = []
     if args.out.exists():
         runs = [json.loads(line) for line in args.out.read_text().splitlines()]
-        runs = [run for run in runs if protocol.items() <= run.items()]
+        other = set(OPTIONAL) - protocol.keys()
+        runs = [r for r in runs if protocol.items() <= r.items() and not r.keys() & other]
     judged: list[Batch] = []
     for seed in args.seeds:
         missing = [u for u in args.units if (u, seed) not in {(r["unit"], r["seed"]) for r in runs}]
@@ -263,10 +275,11 @@ def main() -> None:
             sizes = args.short_sides
             kind = "train" if sizes == list(SHORT_SIDES) else "_".join(["train", *map(str, sizes)])
             learned = stored(first, images, args.store / f"{name}_{kind}.pt", stage, sizes)
-            learned = learned[: len(learn)]
+            learned = [learned[i] for i in kept]
             draw = partial(window_batch, learned, args.window, args.batch, args.stride, finer, seed)
             if not judged:
-                file = args.store / f"{name}_{'holdout' if args.holdout else 'val'}.pt"
+                judges = "holdout" if args.holdout else args.leave_out or "val"
+                file = args.store / f"{name}_{judges}.pt"
                 whole = stored(first, judge, file, stage)
                 judged = [(f[None], m[None]) for each in whole for f, m in each]
         else:

@@ -61,7 +61,7 @@ def demo_config(steps: int = STEPS, seed: int = 0) -> TrainConfig:
             backbone="test_resnet",
             output_stride=8,
             channels=64,
-            options={"bases": 32, "variance": "auto", "preset": "paper"},
+            options={"bases": 32, "preset": "paper"},
         ),
         data=DataConfig(
             name="scenes",
