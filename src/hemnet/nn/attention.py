@@ -3,23 +3,18 @@
 `HighwayEMAttention` is the unit of "Improving Gradient Flow with Unrolled Highway Expectation
 Maximization" (AAAI 2021); `EMAttention` that of "Expectation-Maximization Attention Networks for
 Semantic Segmentation" (ICCV 2019), its special case of full steps without a gradient.
-
-    1×1 convolution (→ scale, ours) → T iterations of EM → features rebuilt from K bases → ReLU →
-    1×1 convolution, batch norm, + identity → ReLU
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hemnet.em import BACKWARDS, EMResult, highway_em, r_step
+from hemnet.em import BACKWARDS, EMResult, highway_em
 from hemnet.em.checks import (
     StepSize,
     check_iterations,
@@ -28,168 +23,18 @@ from hemnet.em.checks import (
     check_variance,
 )
 from hemnet.em.solver import constant_em
-from hemnet.em.steps import wide
-from hemnet.nn.health import BasesWarning, Health, covariance_product, read_health
+from hemnet.nn.health import covariance_product
 from hemnet.nn.moving import MovingAverage
+from hemnet.nn.unit import EMUnit, Preset
 
-SAMPLE = 512  # positions of an image that stand for all of it where statistics are taken
-KEPT_IMAGES = 4  # images whose sample is kept for `health`
-CHECK_EVERY = 100  # training passes between two looks at the bases' health
-WARM_UP = 20  # passes before the bases are judged at all
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
-
-
-class Preset(NamedTuple):
-    """How a unit is added to its input where its caller does not choose.
-
-    Attributes:
-        gain: how much of its branch the unit adds at first.
-        gain_rate: how many times as fast as other weights the gain is learned. A rate that suits
-            convolutions hardly moves it: at 1 it stays near its start for thousands of steps,
-            whether the branch helps or disturbs.
-    """
-
-    gain: float
-    gain_rate: float
-
-
 PRESETS = {
     "recommended": Preset(gain=0.3, gain_rate=10.0),  # docs/results.md has the measurements
     "paper": Preset(gain=1.0, gain_rate=1.0),
 }
 
 
-class _EMUnit(nn.Module, ABC):
-    """The convolutions, the bases between images and their health; `attend` is the subclass's."""
-
-    def __init__(
-        self, channels: int, bases: int, decay: float, start: Preset, normalise: bool = False
-    ) -> None:
-        super().__init__()
-        for name, number in (("channels", channels), ("bases", bases)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; got {number!r}")
-        if not 0 <= decay <= 1:
-            raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
-        self.channels, self.start = channels, start
-        self.conv_in = nn.Conv2d(channels, channels, 1)
-        # No weights of its own: a common shift of the features, which a large first convolution or
-        # its bias can make, would let the longest basis explain every position.
-        self.scale = nn.BatchNorm2d(channels, affine=False) if normalise else nn.Identity()
-        self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-        self.bases = MovingAverage(torch.empty(bases, channels), decay)
-        self._kept: Tensor | None = None
-        self._passes = 0
-        self._warned = False
-
-    def reset_parameters(self) -> None:
-        """Fresh weights and bases; needed by hand only after construction on the meta device."""
-        for conv in (self.conv_in, self.conv_out):
-            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-            if conv.bias is not None:
-                nn.init.zeros_(conv.bias)
-        for norm in (self.scale, self.norm):
-            if isinstance(norm, nn.BatchNorm2d):
-                norm.reset_parameters()
-        nn.init.constant_(self.norm.weight, self.start.gain / self.start.gain_rate)
-        with torch.no_grad():
-            count = self.bases.value.shape[0]
-            nn.init.normal_(self.bases.value, std=math.sqrt(2 / count))
-            self.bases.value.copy_(F.normalize(self.bases.value, dim=-1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] != self.channels:
-            raise ValueError(
-                f"expected an input of shape (batch, {self.channels}, height, width); "
-                f"got {tuple(x.shape)}"
-            )
-        features = self.scale(self.conv_in(x))
-        flat = features.flatten(2).mT  # B,N,C: a view of either memory format
-        sample = None if torch.compiler.is_exporting() else _sample(flat)
-        if self.training and sample is not None:
-            variance = self._tracked_variance(sample)
-            result = self._attend(flat, self.bases.begin(self.parameters()), variance)
-            self.bases.update(result.bases)
-        else:
-            result = self._attend(flat, self.bases.value, self.variance)
-        if sample is not None:
-            self._observe(sample)
-        rebuilt = F.relu(_rebuild(result, features))
-        # What a step of the optimizer does to the norm's weight, it does gain_rate times here.
-        branch = self.norm(self.conv_out(rebuilt))
-        return F.relu(torch.add(x, branch, alpha=self.start.gain_rate))
-
-    def health(self, x: Tensor | None = None) -> Health:
-        """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
-        if x is None and self._kept is None:
-            raise RuntimeError("no features to read health from: run a forward pass or give x")
-        with torch.no_grad():
-            flat = self._kept if x is None else self._features(x)
-            assert flat is not None
-            result = self._attend(flat, self.bases.value, self.variance)
-        return read_health(flat, self.bases.value, result.responsibilities, self.variance)
-
-    def _features(self, x: Tensor) -> Tensor:
-        """What EM sees of x: B,C,H,W in evaluation: B,N,C."""
-        mode = self.scale.training
-        self.scale.eval()  # looking must not move its averages
-        features = self.scale(self.conv_in(x))
-        self.scale.train(mode)
-        return wide(features.flatten(2).mT)
-
-    def train(self, mode: bool = True) -> Self:
-        if self.training and not mode:
-            self._check_health()
-        return super().train(mode)
-
-    @property
-    @abstractmethod
-    def variance(self) -> float | Tensor:
-        """σ² of an evaluation pass."""
-
-    def _tracked_variance(self, sample: Tensor) -> float | Tensor:
-        """σ² of a training pass, which may learn from its sample B,n,C."""
-        return self.variance
-
-    @abstractmethod
-    def _attend(self, x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
-        """Fit bases: K,C to x: B,N,C."""
-
-    def _observe(self, sample: Tensor) -> None:
-        self._kept = sample[:KEPT_IMAGES]
-        if self.training and not torch.compiler.is_compiling():
-            self._passes += 1
-            if self._passes % CHECK_EVERY == 0:
-                self._check_health()
-
-    def _check_health(self) -> None:
-        if self._warned or self._passes < WARM_UP:
-            return
-        health = self.health()
-        if health.state != "healthy":
-            self._warned = True
-            advice = _advice(health, follows=isinstance(self.variance, Tensor))
-            warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # a copy of features is not part of the unit
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        given, own = state_dict.get(f"{prefix}bases.value"), self.bases.value
-        if isinstance(given, Tensor) and given.ndim == 2 and given.shape != own.shape:
-            raise RuntimeError(
-                f"the checkpoint has {given.shape[0]} bases of {given.shape[1]} channels, this "
-                f"unit has {own.shape[0]} bases of {own.shape[1]} channels "
-                f"({prefix}bases.value): build it with bases={given.shape[0]}, "
-                f"channels={given.shape[1]}"
-            )
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-class HighwayEMAttention(_EMUnit):
+class HighwayEMAttention(EMUnit):
     """Attention by unrolled highway EM: the gradient reaches every iteration.
 
     Args:
@@ -309,7 +154,7 @@ class HighwayEMAttention(_EMUnit):
         )
 
 
-class EMAttention(_EMUnit):
+class EMAttention(EMUnit):
     """EMANet's unit: no temperature, unit-length bases, full steps, no gradient through them.
 
     The arguments are those of `HighwayEMAttention`.
@@ -349,22 +194,6 @@ class EMAttention(_EMUnit):
         )
 
 
-def _rebuild(result: EMResult, like: Tensor) -> Tensor:
-    """The R-step: B,C,H,W in the memory format of `like`, so that nothing is copied."""
-    if like.is_contiguous(memory_format=torch.channels_last):
-        flat = r_step(result.responsibilities, result.bases).mT
-    else:
-        flat = r_step(result.bases.mT.to(result.responsibilities.dtype), result.responsibilities.mT)
-    return flat.unflatten(2, like.shape[2:])
-
-
-@torch.no_grad()
-def _sample(x: Tensor) -> Tensor:
-    """Evenly spaced positions of x: B,N,C in float32. The same for an image in any batch."""
-    stride = max(1, x.shape[1] // SAMPLE)
-    return wide(x[:, ::stride][:, :SAMPLE]).clone()
-
-
 def fit_length(step_size: Any, iterations: int) -> Any:
     """Step sizes for another number of iterations: cut off, or the last one repeated."""
     if isinstance(step_size, int | float) or (
@@ -377,19 +206,3 @@ def fit_length(step_size: Any, iterations: int) -> Any:
     if isinstance(step_size, Tensor):
         return torch.cat((step_size, step_size[-1:].expand(missing)))
     return (*step_size, *(step_size[-1:] * missing))
-
-
-def _advice(health: Health, follows: bool) -> str:
-    """What happened and what to do; `follows` where σ² already follows the features."""
-    if health.state == "collapsed":
-        cure = "Check what reaches the unit: it hardly varies within an image"
-        return (
-            f"the bases have collapsed into one ({health}), so that every position is rebuilt as "
-            "the same vector. "
-            + (cure if follows else 'Use variance="auto", or a variance below λ')
-        )
-    cure = "If training stalls, use fewer bases or a fixed variance above this σ²"
-    return (
-        f"the responsibilities have saturated ({health}), so that the E-step passes no gradient. "
-        + (cure if follows else 'Use variance="auto", or a larger variance')
-    )
