@@ -21,6 +21,7 @@ heads on features of random crops, which have to be computed for every seed.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -35,7 +36,6 @@ import torch
 import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
 import hemnet
 from common import console
@@ -46,7 +46,7 @@ from hemnet.engine.metrics import Evaluation, confusion_matrix
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
-from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
+from stored_features import COARSE, SHORT_SIDES, cut, stored, undilate, window_batch
 
 Batch = tuple[Tensor, Tensor]
 OPTIONAL = ("optimizer", "class_weights", "freeze_stages", "short_sides", "leave_out")
@@ -92,6 +92,13 @@ def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemne
         model.head = AttentionHead(channels, classes, args.channels, inner, 0.1)
         model.head.load_state_dict(around.state_dict(), strict=False)
     return model.to(memory_format=torch.channels_last)
+
+
+def part(images: Any, which: list[int]) -> Any:
+    """A data set of some of its images."""
+    some = copy.copy(images)
+    some.pairs = [images.pairs[i] for i in which]
+    return some
 
 
 class FromFeatures(nn.Module):
@@ -235,10 +242,9 @@ def main() -> None:
         if not held_out:
             parser.error(f"--leave-out {args.leave_out}: no training image has such a name")
     kept = sorted(set(range(len(images))) - set(held_out))
-    learn: Any = Subset(images, kept)
+    learn = part(images, kept)
     if held_out:
-        judge = Subset(images, held_out)
-    learn.info = judge.info = images.info
+        judge = part(images, held_out)
     protocol = {
         "data": args.data, "backbone": args.backbone, "stride": args.stride,
         "channels": args.channels, "steps": args.steps, "batch": args.batch, "crop": args.crop,
@@ -300,6 +306,7 @@ def main() -> None:
                 trained = FromFeatures(after, model.head, args.stride // COARSE)
             else:
                 freeze_stages(model, args.freeze_stages)
+                undilate(model.backbone)
             run["loss"] = train(trained, draw, optimization(args), seed, weights)
             run |= evaluate(trained, judged, classes)
             run["seconds"] = round(time.perf_counter() - start)
