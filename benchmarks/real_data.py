@@ -46,7 +46,7 @@ from hemnet.engine.metrics import Evaluation, confusion_matrix
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
-from stored_features import COARSE, SHORT_SIDES, cut, stored, undilate, window_batch
+from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 
 Batch = tuple[Tensor, Tensor]
 OPTIONAL = ("optimizer", "class_weights", "freeze_stages", "short_sides", "leave_out")
@@ -306,7 +306,6 @@ def main() -> None:
                 trained = FromFeatures(after, model.head, args.stride // COARSE)
             else:
                 freeze_stages(model, args.freeze_stages)
-                undilate(model.backbone)
             run["loss"] = train(trained, draw, optimization(args), seed, weights)
             run |= evaluate(trained, judged, classes)
             run["seconds"] = round(time.perf_counter() - start)

@@ -73,7 +73,7 @@ def cut(backbone: Backbone, stage: int) -> tuple[nn.Sequential, nn.Sequential]:
         before, after = before + children[:at], children[at + 1 :] + after
         parent = children[at]
     later = nn.Sequential(*after)
-    undilate(later)
+    _undilate(later)
     return nn.Sequential(*before, parent), later
 
 
@@ -100,7 +100,7 @@ class Undilated(nn.Module):
         return y.contiguous(memory_format=torch.channels_last)
 
 
-def undilate(network: nn.Module) -> None:
+def _undilate(network: nn.Module) -> None:
     for name, child in network.named_children():
         if (
             isinstance(child, nn.Conv2d)
@@ -112,7 +112,7 @@ def undilate(network: nn.Module) -> None:
         ):
             setattr(network, name, Undilated(child))
         else:
-            undilate(child)
+            _undilate(child)
 
 
 def _sizes_and_mirrored(
