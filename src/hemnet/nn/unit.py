@@ -96,10 +96,21 @@ class EMUnit(nn.Module, ABC):
             result = self._attend(flat, self.bases.value, self.variance)
         if sample is not None:
             self._observe(sample)
-        rebuilt = F.relu(_rebuild(result, features))
-        # What a step of the optimizer does to the norm's weight, it does gain_rate times here.
-        branch = self.norm(self.conv_out(rebuilt))
-        return F.relu(torch.add(x, branch, alpha=self.start.gain_rate))
+        rebuilt = self.conv_out(F.relu(_rebuild(result, features)))
+        return F.relu(self._add_branch(x, rebuilt))
+
+    def _add_branch(self, x: Tensor, rebuilt: Tensor) -> Tensor:
+        """x + r · norm(rebuilt), r being `gain_rate`.
+
+        A step of the optimizer changes what is added r times as much as it changes the norm's
+        weights. Their gradient is r times as large, too, and an optimizer whose steps follow the
+        gradient's size, as SGD's do, would be r² times as fast: it is divided by r again.
+        """
+        r = self.start.gain_rate
+        if r == 1 or torch.compiler.is_exporting() or not torch.is_grad_enabled():
+            return torch.add(x, self.norm(rebuilt), alpha=r)
+        branch = _gradient_times(self.norm(_gradient_times(rebuilt, r)), 1 / r)
+        return torch.add(x, branch, alpha=r)
 
     def health(self, x: Tensor | None = None) -> Health:
         """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
@@ -177,6 +188,23 @@ def _rebuild(result: EMResult, like: Tensor) -> Tensor:
     else:
         flat = r_step(result.bases.mT.to(result.responsibilities.dtype), result.responsibilities.mT)
     return flat.unflatten(2, like.shape[2:])
+
+
+def _gradient_times(x: Tensor, factor: float) -> Tensor:
+    """x itself, with its gradient multiplied."""
+    same: Tensor = _GradientTimes.apply(x, factor)
+    return same
+
+
+class _GradientTimes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
 
 
 @torch.no_grad()
