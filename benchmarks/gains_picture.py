@@ -116,7 +116,7 @@ def main() -> None:
     shown = Table("comparison", "pairs", "− plain", "± se", "pairs", "− EMANet", "± se")
     for title, *both in rows:
         cells = [
-            (str(len(v)), f"{statistics.mean(v):+.2f}" if v else "", f"{error(v):.2f}")
+            (str(len(v)), f"{statistics.mean(v):+.2f}" if v else "", f"{error(v):.2f}" if v else "")
             for v in both
         ]
         shown.add_row(title, *cells[0], *cells[1])
