@@ -23,6 +23,7 @@ from hemnet.study.style import EMANET, FAINT, INK, new_figure, step_colour, tidy
 
 Run = dict[str, Any]
 FROZEN = {"backbone": "tf_efficientnet_lite0", "optimizer": "adamw", "steps": 400, "batch": 8}
+RESNET50_RATES = {"plain": 0.0001, "emanet": 0.001, "hemnet": 0.0001}  # tuned, on CamVid
 CROPS = {"optimizer": None, "steps": 400, "batch": 8, "crop": 193, "scale": [0.5, 2.0]}
 
 
@@ -45,21 +46,27 @@ COMPARISONS = (
     Comparison("VOC, frozen, rates tuned", FROZEN | {"data": "voc"},
                {"plain": 0.0003, "emanet": 0.001, "hemnet": 0.0003}),
     Comparison("VOC, frozen, 1600 steps", FROZEN | {"data": "voc", "steps": 1600}, 0.001),
-    Comparison("VOC, frozen ResNet-50",
-               FROZEN | {"data": "voc", "backbone": "resnet50", "batch": 4}, 0.0003),
+    Comparison("VOC, frozen ResNet-50, rates tuned",
+               FROZEN | {"data": "voc", "backbone": "resnet50", "batch": 4},
+               {"plain": 0.001, "emanet": 0.0001, "hemnet": 0.001}),
     Comparison("VOC, frozen, small crops, SGD", CROPS | {"data": "voc", "frozen": True}, 0.05),
     Comparison("VOC, last stages trained",
                FROZEN | {"data": "voc", "batch": 4, "freeze_stages": 3}, 0.0005),
     Comparison("CamVid, frozen, rates tuned", FROZEN | {"data": "camvid", "window": [19, 25]},
                {"plain": 0.0001, "emanet": 0.0001, "hemnet": 0.0003}),
-    Comparison("CamVid, frozen ResNet-50",
-               FROZEN | {"data": "camvid", "backbone": "resnet50", "batch": 4}, 0.0003),
+    Comparison("CamVid, frozen ResNet-50, rates tuned",
+               FROZEN | {"data": "camvid", "backbone": "resnet50", "batch": 4}, RESNET50_RATES),
     Comparison("CamVid, frozen, small crops, SGD",
                CROPS | {"data": "camvid", "frozen": True}, 0.05),
     Comparison("CamVid, last stages trained",
                FROZEN | {"data": "camvid", "steps": 500, "batch": 4, "freeze_stages": 3}, 0.0005),
     Comparison("CamVid, unseen film, frozen",
                FROZEN | {"data": "camvid", "window": [19, 25]}, 0.0003, films=True),
+    Comparison("CamVid, unseen film, frozen ResNet-50",
+               FROZEN | {"data": "camvid", "backbone": "resnet50", "batch": 4}, RESNET50_RATES,
+               films=True),
+    Comparison("CamVid, unseen film, small crops, SGD",
+               CROPS | {"data": "camvid", "frozen": True}, 0.05, films=True),
     Comparison("CamVid, unseen film, last stages trained",
                FROZEN | {"data": "camvid", "batch": 4, "freeze_stages": 3}, 0.0005, films=True),
 )  # fmt: skip

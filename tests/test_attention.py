@@ -94,7 +94,7 @@ def test_presets_say_how_much_the_unit_adds_at_first() -> None:
     assert gain(preset="paper") == 1
     assert gain(zero_init=False) == pytest.approx(1)
     assert gain(zero_init=True) == 0
-    assert gain() == pytest.approx(0.3)
+    assert gain() == 0
     assert gain(gain=0.25) == pytest.approx(0.25)
     for said in ({"gain": 0.5, "zero_init": True}, {"gain": math.nan}, {"gain_rate": 0}):
         with pytest.raises(ValueError, match="gain"):
@@ -168,10 +168,11 @@ def test_looking_at_health_moves_no_average() -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_zero_init_starts_as_the_identity() -> None:
+def test_a_zero_start_is_the_identity() -> None:
     x = images().relu()
     for unit in (
-        hemnet.HighwayEMAttention(8, bases=4, zero_init=True),
+        hemnet.HighwayEMAttention(8, bases=4),
+        hemnet.HighwayEMAttention(8, bases=4, preset="paper", zero_init=True),
         hemnet.EMAttention(8, bases=4, zero_init=True),
     ):
         torch.testing.assert_close(unit(x), x)

@@ -21,10 +21,12 @@ from hemnet import cli
 from hemnet.config import TrainConfig
 from hemnet.engine import checkpoint
 from hemnet.engine import train as training
+from hemnet.engine.build import settle
 from hemnet.engine.checkpoint import read_checkpoint, read_progress
 from hemnet.engine.runlog import read_metrics
 from hemnet.engine.train import Run, train
 from hemnet.errors import UserError
+from hemnet.nn.attention import PRESETS
 from hemnet.settings import dump_config, read_config
 from kills import assert_same, outcome, tiny_config
 from tiny_data import folder
@@ -53,7 +55,7 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
         "model",
         "tensorboard",
     }
-    assert read_config(tmp_path / "config.yaml") == config
+    assert read_config(tmp_path / "config.yaml") == settle(config)
     assert json.loads((tmp_path / "environment.json").read_text())["torch"] == torch.__version__
     lines = read_metrics(tmp_path / "metrics.jsonl")
     steps = {
@@ -224,6 +226,18 @@ def test_a_run_is_not_overwritten_nor_resumed_with_another_configuration(tmp_pat
     # Nothing left to do is no error, and what does not matter may differ.
     workers = tiny_config("--optim.steps", "3", "--optim.rate", "0.5", "--data.workers", "1")
     assert train(workers, tmp_path, resume=True, quiet=True).finished
+
+
+def test_a_run_keeps_what_its_preset_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tiny_config("--optim.steps", "2"), tmp_path, quiet=True)
+    recommended = PRESETS["recommended"]
+    monkeypatch.setitem(PRESETS, "recommended", recommended._replace(gain_rate=2.0))
+    own = read_config(tmp_path / "config.yaml", [])
+    train(own, tmp_path, resume=True, quiet=True)
+    unit = hemnet.from_pretrained(tmp_path / "model").head.attention
+    assert unit.start.gain_rate == recommended.gain_rate
+    with pytest.raises(UserError, match="gain_rate"):
+        train(tiny_config("--optim.steps", "2"), tmp_path, resume=True, quiet=True)
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         num_classes=num_classes,
         channels=None if channels is None else _whole(channels, "channels"),
         multi_grid=multi_grid if multi_grid in ("auto", None) else _tuple(multi_grid, "multi_grid"),
-        options=_plain_options(_settled(defaults | options)),
+        options=_plain_options(defaults | settled(name, options)),
         classes=_classes(fields.pop("classes"), num_classes),
         palette=_palette(fields.pop("palette"), num_classes),
         mean=_triple(fields.pop("mean"), "mean"),
@@ -132,10 +132,14 @@ def head_options(name: str) -> tuple[dict[str, Any], int | None]:
     return defaults, width
 
 
-def _settled(options: dict[str, Any]) -> dict[str, Any]:
-    """With what its preset chooses for a trained unit too: presets may change, a model may not."""
-    preset = PRESETS.get(str(options.get("preset")))
-    if preset is None or options["gain_rate"] is not None:
+def settled(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A head's options with what its preset chooses for the trained unit, too.
+
+    Presets may change; what a run began with or a model was saved with may not.
+    """
+    chosen = (head_options(name)[0] if name in HEADS else {}) | options
+    preset = PRESETS.get(str(chosen.get("preset")))
+    if preset is None or chosen["gain_rate"] is not None:
         return options
     return options | {"gain_rate": preset.gain_rate}
 

@@ -25,8 +25,9 @@ from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions
 from hemnet.errors import UserError
 from hemnet.hub import from_pretrained
-from hemnet.models import create_model
+from hemnet.models import create_model, settled
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import EMUnit
 
 log = logging.getLogger("hemnet")
 
@@ -50,6 +51,12 @@ def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, Segmentation
     if config.val_split is None:
         return train, None
     return train, open_split(config, config.val_split, config.val_length)
+
+
+def settle(config: TrainConfig) -> TrainConfig:
+    """With what a preset of the unit chooses, so that the run keeps it when the preset changes."""
+    options = settled(config.model.name, config.model.options)
+    return replace(config, model=replace(config.model, options=options))
 
 
 def build_model(config: TrainConfig, info: Info) -> Segmenter:
@@ -90,10 +97,19 @@ def start_from(model: Segmenter, source: str) -> None:
             f"model.start {source}: its {other.config.backbone} does not fit this "
             f"{model.config.backbone}. Start from a model of the same kind"
         )
+    for name, rate in _gain_rates(other).items():
+        for part in ("weight", "bias"):  # the unit adds its rate times as much as these say
+            if f"{name}.norm.{part}" in taken:
+                taken[f"{name}.norm.{part}"] *= rate / _gain_rates(model)[name]
     model.load_state_dict(taken, strict=False)
     log.info("%d of %d tensors start from %s", len(taken), len(ours), source)
     if left:
         log.warning("not in %s, so these start anew: %s", source, ", ".join(left[:6]))
+
+
+def _gain_rates(model: Segmenter) -> dict[str, float]:
+    units = model.named_modules()
+    return {name: unit.start.gain_rate for name, unit in units if isinstance(unit, EMUnit)}
 
 
 def freeze_stages(model: Segmenter, stages: int) -> None:

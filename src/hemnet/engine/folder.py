@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hemnet.config import TrainConfig
+from hemnet.engine.build import settle
 from hemnet.engine.checkpoint import LAST, read_progress, write_atomically
 from hemnet.errors import UserError
 from hemnet.settings import differences, dump_config, read_config
@@ -32,7 +33,7 @@ def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bo
             "choose another folder"
         )
     if last.exists() and (out / CONFIG).exists() and not allow_changes:
-        changed = differences(read_config(out / CONFIG), config)
+        changed = differences(settle(read_config(out / CONFIG)), config)
         if changed:
             raise UserError(
                 f"{out} was begun with another configuration:\n  " + "\n  ".join(changed) + "\n"

@@ -71,6 +71,7 @@ def train(
     """
     check_config(config)
     check_wandb(config)
+    config = build.settle(config)
     out = Path(out)
     with StopSignals() as signals, computing(config.run) as accelerator, clear_errors(out):
         if accelerator.is_main_process:

@@ -29,7 +29,7 @@ from hemnet.nn.unit import EMUnit, Preset
 
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
 PRESETS = {
-    "recommended": Preset(gain=0.3, gain_rate=10.0),  # docs/results.md has the measurements
+    "recommended": Preset(gain=0.0, gain_rate=30.0),  # docs/results.md has the measurements
     "paper": Preset(gain=1.0, gain_rate=1.0),
 }
 
@@ -52,8 +52,8 @@ class HighwayEMAttention(EMUnit):
         gain_rate: how many times as fast as other weights the gain is learned; None for the
             preset's.
         normalise: EM sees features of mean 0 and variance 1 in each channel.
-        preset: "recommended" (gain=0.3, gain_rate=10), or "paper" for the paper's unit to the
-            letter (1 and 1).
+        preset: "recommended" (gain=0, gain_rate=30: the identity at first, and soon more), or
+            "paper" for the paper's unit to the letter (1 and 1).
 
     With per-iteration step sizes and more iterations in evaluation, the last one is repeated.
 

@@ -33,7 +33,7 @@ class Preset(NamedTuple):
         gain: how much of its branch the unit adds at first.
         gain_rate: how many times as fast as other weights the gain is learned. A rate that suits
             convolutions hardly moves it: at 1 it stays near its start for thousands of steps,
-            whether the branch helps or disturbs.
+            and a unit that starts as the identity remains one.
     """
 
     gain: float
