@@ -38,7 +38,8 @@ def save_model(folder: Path) -> Path:
     torch.manual_seed(4)
     model = hemnet.create_model(
         *("hemnet", len(SCENES.classes), "test_resnet", 8),
-        channels=16, bases=8, variance="auto", classes=SCENES.classes, palette=SCENES.palette,
+        channels=16, bases=8, variance="auto", gain=0.3, classes=SCENES.classes,
+        palette=SCENES.palette,
     )  # fmt: skip
     torch.nn.init.normal_(model.head.classifier[-1].weight, std=4)  # several classes an image
     with torch.no_grad():

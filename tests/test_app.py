@@ -34,7 +34,7 @@ CLASSES = ("background", "tree", "<b>road</b>", "sea")
 def build(name: str = "hemnet", **options: Any) -> hemnet.Segmenter:
     torch.manual_seed(5)
     if name in ("hemnet", "emanet"):
-        options = {"channels": 8, "bases": 5, **options}
+        options = {"channels": 8, "bases": 5, "zero_init": False, **options}
     model = hemnet.create_model(name, 4, "test_resnet", 16, classes=CLASSES, **options)
     torch.nn.init.normal_(model.head.classifier[-1].weight, std=4)  # several classes an image
     return model.eval()

@@ -25,7 +25,7 @@ UNITS: dict[str, Callable[..., Unit]] = {
     "normalised": lambda **kw: hemnet.HighwayEMAttention(
         8, bases=4, preset="paper", normalise=True, **kw
     ),
-    "recommended": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, **kw),
+    "recommended": lambda **kw: hemnet.HighwayEMAttention(8, bases=4, **({"gain": 0.3} | kw)),
     "emanet": lambda **kw: hemnet.EMAttention(8, bases=4, **kw),
 }
 
@@ -188,6 +188,18 @@ def test_gradient_reaches_every_parameter(make: Callable[..., Unit]) -> None:
         expected = not (isinstance(unit, hemnet.EMAttention) and name.startswith("conv_in"))
         assert (parameter.grad is not None and bool(parameter.grad.any())) == expected, name
     assert x.grad is not None
+
+
+def test_a_unit_that_starts_as_the_identity_learns_from_its_second_step_on() -> None:
+    unit, x = hemnet.HighwayEMAttention(8, bases=4), images()
+    optimizer = torch.optim.SGD(unit.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        unit(x).square().sum().backward()
+        found = {n for n, p in unit.named_parameters() if p.grad is not None and p.grad.any()}
+        everything = {name for name, _ in unit.named_parameters()}
+        assert found == (everything if step else {"norm.weight", "norm.bias"})
+        optimizer.step()
 
 
 @pytest.mark.parametrize("backward", ["exact", "autograd"])

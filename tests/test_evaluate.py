@@ -43,7 +43,7 @@ class Oracle(nn.Module):
 def model(**options: object) -> hemnet.Segmenter:
     info = Scenes.info
     return hemnet.create_model(
-        "hemnet", 11, "test_resnet", 16, channels=8, bases=4,
+        "hemnet", 11, "test_resnet", 16, channels=8, bases=4, gain=0.3,
         classes=info.classes, palette=info.palette, **options,  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_images_of_different_sizes_in_one_batch(tmp_path: Path) -> None:
     tiny_data.image(root / "images/val/2.jpg", 30, 20, seed=9)
     tiny_data.label(root / "labels/val/2.png", tiny_data.ids(30, 20, 2, seed=9))
     dataset = open_dataset("folder", root, "val")
-    network = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8)
+    network = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, gain=0.3)
     alone = evaluate(network, dataset)
     assert torch.equal(
         evaluate(network, dataset, EvaluationOptions(batch=3)).confusion, alone.confusion
@@ -146,7 +146,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes found: shares of 3 and 2 images, of 1 and none, and a broken file."""
     place = tmp_path_factory.mktemp("together")
     (place / "worker.py").write_text(WORKER)
-    network = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=4)
+    network = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, gain=0.3, bases=4)
     network.save_pretrained(place / "model")
     for name, count in {"five": 5, "one": 1, "broken": 4}.items():
         tiny_data.folder(place / name, {"val": count})

@@ -65,7 +65,7 @@ def test_what_a_preset_chose_is_written_out(tmp_path: Path) -> None:
     made = hemnet.create_model("hemnet", 3, "test_resnet", channels=16).eval()
     nn.init.ones_(made.head.attention.norm.weight)
     saved = made.save_pretrained(tmp_path / "recommended")
-    assert json.loads((saved / "config.json").read_text())["options"]["gain_rate"] == 10
+    assert json.loads((saved / "config.json").read_text())["options"]["gain_rate"] == 30
     x = torch.randn(1, 3, 20, 30)
     with torch.no_grad():
         assert torch.equal(hemnet.from_pretrained(saved)(x), made(x))

@@ -16,7 +16,7 @@ from hemnet.errors import UserError
 
 
 def small(backbone: str = "test_resnet", **options: object) -> hemnet.Segmenter:
-    options = {"bases": 8} | options
+    options = {"bases": 8, "gain": 0.3} | options
     return hemnet.create_model("hemnet", 5, backbone, 16, 16, **options)
 
 
