@@ -45,7 +45,7 @@ def test_all_heads_are_trained_and_judged(
 
     out = tmp_path / "runs.jsonl"
     call = ["camvid", "--root", world, "--weights", world / "weights.safetensors", "--out", out]
-    call += ["--store", tmp_path, "--seeds", "0", "--steps", "1", "--batch", "2", "--channels", "8"]
+    call += ["--store", tmp_path, "--seeds", "0", "--steps", "2", "--batch", "2", "--channels", "8"]
     monkeypatch.setattr(sys, "argv", ["real_data.py", *map(str, call), *command])
     real_data.main()
     real_data.main()  # finds its runs and adds none

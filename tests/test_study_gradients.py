@@ -8,7 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import hemnet
+from hemnet.config import LossConfig
+from hemnet.data import Batch
 from hemnet.em import EMResult, highway_em, r_step
+from hemnet.engine.loss import SegmentationLoss
+from hemnet.errors import UserError
+from hemnet.study.flow import measure
 from hemnet.study.gradients import effective_weights, gradient_flow, model_gradient_flow
 
 STEPS = (0.1, 0.5, 1.0, (0.3, 1.0, 0.2, 0.7))
@@ -130,6 +135,14 @@ def test_no_gradient_reaches_emanets_features():
     flow = model_gradient_flow(model, lambda network: network(images).square().mean())
     assert flow.n_step.abs().max() == 0
     assert flow.e_step.abs().max() == 0
+
+
+def test_a_unit_that_adds_nothing_yet_has_no_gradient_to_measure():
+    batch = Batch(torch.randn(2, 3, 32, 32), torch.randint(0, 3, (2, 32, 32)), ["a", "b"])
+    loss = SegmentationLoss(LossConfig(), 3)
+    assert measure(tiny_model(gain=0.3, zero_init=None).train(), loss, [batch])["total"] > 0
+    with pytest.raises(UserError, match="adds nothing to its input yet"):
+        measure(tiny_model(zero_init=None).train(), loss, [batch])
 
 
 def test_a_model_without_em_is_refused():

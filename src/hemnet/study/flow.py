@@ -18,6 +18,7 @@ from hemnet.engine.build import augmentation_of, build_model, evaluation_options
 from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
+from hemnet.errors import UserError
 from hemnet.nn.segmenter import Segmenter
 from hemnet.study.features import shared_store
 from hemnet.study.gradients import effective_weights, model_gradient_flow
@@ -144,6 +145,11 @@ def measure(model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]) ->
     sums: dict[str, torch.Tensor] = {}
     unit = find_unit(model)
     assert unit is not None
+    if not unit.norm.weight.any():
+        raise UserError(
+            "no gradient reaches the unit's iterations: it adds nothing to its input yet. Measure "
+            "a trained model, or one that starts otherwise, with --model.options.gain 0.3"
+        )
     for batch in fixed:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SAMPLE_SEED)  # the same dropout every time
