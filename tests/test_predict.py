@@ -32,16 +32,9 @@ PALETTE = ((0, 0, 0), (10, 200, 30), (90, 90, 250))
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(3)
     network = hemnet.create_model(
-        "hemnet",
-        3,
-        "test_resnet",
-        16,
-        channels=8,
-        bases=4,
-        gain=0.3,
-        classes=CLASSES,
-        palette=PALETTE,
-    )
+        "hemnet", 3, "test_resnet", 16, channels=8, bases=4, gain=0.3,
+        classes=CLASSES, palette=PALETTE,
+    )  # fmt: skip
     torch.nn.init.normal_(network.head.classifier[-1].weight, std=4)  # several classes an image
     return network.save_pretrained(tmp_path_factory.mktemp("model"))
 

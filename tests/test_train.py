@@ -232,12 +232,12 @@ def test_a_run_keeps_what_its_preset_chose(tmp_path: Path, monkeypatch: pytest.M
     train(tiny_config("--optim.steps", "2"), tmp_path, quiet=True)
     recommended = PRESETS["recommended"]
     monkeypatch.setitem(PRESETS, "recommended", recommended._replace(gain_rate=2.0))
-    own = read_config(tmp_path / "config.yaml", [])
-    train(own, tmp_path, resume=True, quiet=True)
+    longer = read_config(tmp_path / "config.yaml", ["--optim.steps", "3"])
+    assert train(longer, tmp_path, resume=True, allow_changes=True, quiet=True).step == 3
     unit = hemnet.from_pretrained(tmp_path / "model").head.attention
     assert unit.start.gain_rate == recommended.gain_rate
     with pytest.raises(UserError, match="gain_rate"):
-        train(tiny_config("--optim.steps", "2"), tmp_path, resume=True, quiet=True)
+        train(tiny_config("--optim.steps", "3"), tmp_path, resume=True, quiet=True)
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         num_classes=num_classes,
         channels=None if channels is None else _whole(channels, "channels"),
         multi_grid=multi_grid if multi_grid in ("auto", None) else _tuple(multi_grid, "multi_grid"),
-        options=_plain_options(defaults | settled(name, options)),
+        options=_plain_options(defaults | settled_options(name, options)),
         classes=_classes(fields.pop("classes"), num_classes),
         palette=_palette(fields.pop("palette"), num_classes),
         mean=_triple(fields.pop("mean"), "mean"),
@@ -132,7 +132,7 @@ def head_options(name: str) -> tuple[dict[str, Any], int | None]:
     return defaults, width
 
 
-def settled(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """A head's options with what its preset chooses for the trained unit, too.
 
     Presets may change; what a run began with or a model was saved with may not.

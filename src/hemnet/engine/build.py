@@ -25,7 +25,7 @@ from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions
 from hemnet.errors import UserError
 from hemnet.hub import from_pretrained
-from hemnet.models import create_model, settled
+from hemnet.models import create_model, settled_options
 from hemnet.nn.segmenter import Segmenter
 from hemnet.nn.unit import EMUnit
 
@@ -55,7 +55,7 @@ def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, Segmentation
 
 def settle(config: TrainConfig) -> TrainConfig:
     """With what a preset of the unit chooses, so that the run keeps it when the preset changes."""
-    options = settled(config.model.name, config.model.options)
+    options = settled_options(config.model.name, config.model.options)
     return replace(config, model=replace(config.model, options=options))
 
 
@@ -97,10 +97,11 @@ def start_from(model: Segmenter, source: str) -> None:
             f"model.start {source}: its {other.config.backbone} does not fit this "
             f"{model.config.backbone}. Start from a model of the same kind"
         )
+    rates = _gain_rates(model)
     for name, rate in _gain_rates(other).items():
-        for part in ("weight", "bias"):  # the unit adds its rate times as much as these say
-            if f"{name}.norm.{part}" in taken:
-                taken[f"{name}.norm.{part}"] *= rate / _gain_rates(model)[name]
+        for key in (f"{name}.norm.weight", f"{name}.norm.bias"):
+            if key in taken:  # the unit adds its rate times as much as these say
+                taken[key] *= rate / rates[name]
     model.load_state_dict(taken, strict=False)
     log.info("%d of %d tensors start from %s", len(taken), len(ours), source)
     if left:
