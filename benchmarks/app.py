@@ -36,7 +36,7 @@ NETWORKS = {
     "ResNet-18, stride 16, 64 bases": ("resnet18", 16, 256, 64),
 }
 TOUCHES = {
-    "a new image": lambda these, path: these.file("me", str(path)),
+    "a new image": lambda these, path: upload(these, path),
     "16 iterations, η 0.2": lambda these, path: solve(these),
     "another iteration shown": lambda these, path: these.view("me", Wishes(shown=1)),
     "a pixel": lambda these, path: these.view("me", Wishes(place=(100, 200))),
@@ -56,7 +56,7 @@ def main() -> None:
         path = photograph(Path(folder))
         for name, settings in NETWORKS.items():
             these = answers(Path(folder), *settings)
-            these.file("me", str(path))
+            upload(these, path)
             work = {touch: partial(do, these, path) for touch, do in TOUCHES.items()}
             times = interleave(work, args.rounds, name, warm_up=1)
             result["seconds"][name] = {touch: times.median(touch) for touch in TOUCHES}
@@ -85,6 +85,10 @@ def answers(folder: Path, backbone: str, stride: int, channels: int, bases: int)
     return Answers(Explorer(model, torch.device("cpu")), Limits(), folder)
 
 
+def upload(these: Answers, path: Path) -> None:
+    these.upload("me", path.name, path.read_bytes())
+
+
 def solve(these: Answers) -> None:
     these.sessions.get("me").solution = None  # what was asked for last would be kept
     these.view("me", Wishes(16, 0.2))
@@ -110,7 +114,7 @@ def in_the_browser(url: str, path: Path, rounds: int) -> dict[str, float]:
             start = time.perf_counter()
             field.fill("16")
             field.press("Enter")
-            page.wait_for_function("document.querySelectorAll('#chart circle').length == 17")
+            page.wait_for_function("() => document.querySelectorAll('#chart circle').length == 17")
             seconds["16 iterations"].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
 

@@ -55,6 +55,7 @@ class Server:
     folder: Path  # its temporary files
     work: Path  # its working folder
     model: Path
+    log: Path
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def running(folder: Path, *options: str) -> Iterator[Server]:
         time.sleep(0.1)
     (own,) = scratch.glob("hemnet-app-*")
     try:
-        yield Server(found[0], int(found[1]), process, own.resolve(), work, model)
+        yield Server(found[0], int(found[1]), process, own.resolve(), work, model, log)
     finally:
         windows = os.name == "nt"  # has no Ctrl-C for a single process
         process.send_signal(signal.SIGTERM if windows else signal.SIGINT)

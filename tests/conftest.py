@@ -35,7 +35,8 @@ def _fresh() -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[app_server.Server]:
     """`hemnet app` with a small model, for all tests that ask it something."""
-    pytest.importorskip("gradio")
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
     with app_server.running(tmp_path_factory.mktemp("app"), "--max-upload", "0.5") as found:
         yield found
 

@@ -1,6 +1,8 @@
 """What the explorer computes and draws, without a browser."""
 
-import os
+import argparse
+import io
+import json
 import re
 import struct
 import threading
@@ -18,13 +20,15 @@ import tiny_data
 from hemnet.app import drawing
 from hemnet.app.answers import Answers, Wishes
 from hemnet.app.explore import Explorer, Seen, distinct, explained, step_text
-from hemnet.app.limits import Limits, make_room, read_upload, safe_stem, shown_name
+from hemnet.app.limits import Limits, read_upload, safe_stem, shown_name
 from hemnet.app.samples import samples
 from hemnet.app.sessions import Sessions
+from hemnet.commands.app import add_arguments
 from hemnet.data.scenes import SCENES
 from hemnet.engine.exported import ExportedModel
 from hemnet.errors import UserError
 from hemnet.export import export_model
+from hemnet.nn.geometry import Placement
 from hemnet.study.attention import look
 from test_cli import run
 
@@ -144,7 +148,14 @@ def test_looks_at_the_same_time_do_not_mix() -> None:
 
 
 def test_a_pixel_of_the_file_has_its_place_everywhere() -> None:
-    seen = Seen("x", picture(50, 40), (100, 80), np.zeros((40, 50), np.uint8), torch.zeros(3, 4, 5))
+    seen = Seen(
+        "x",
+        picture(50, 40),
+        (100, 80),
+        np.zeros((40, 50), np.uint8),
+        torch.zeros(3, 4, 5),
+        Placement(10, 4.5),
+    )
     assert seen.pixel(0, 0) == (0, 0)
     assert seen.pixel(99, 79) == (49, 39)
     assert seen.position(0, 0) == 0
@@ -160,7 +171,7 @@ def test_main_class_of_a_basis() -> None:
     this = explorer()
     classes = np.zeros((40, 60), np.uint8)
     classes[:, 30:] = 2
-    seen = Seen("x", picture(60, 40), (60, 40), classes, torch.zeros(8, 2, 6))
+    seen = Seen("x", picture(60, 40), (60, 40), classes, torch.zeros(8, 2, 6), Placement(10, 4.5))
     gamma = torch.zeros(12, 5)
     gamma[0, 0] = gamma[6, 0] = 1  # left
     gamma[5, 1] = 3  # right
@@ -206,11 +217,11 @@ def test_a_bomb_is_refused_before_a_pixel_is_decoded(
         raise AssertionError("decoded")
 
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", decode)
-    with pytest.raises(UserError, match="60000×60000 pixels: the limit is 50 megapixels"):
-        read_upload(path, Limits())
+    with pytest.raises(UserError, match="bomb has 60000×60000 pixels: the limit is 50 megapixels"):
+        read_upload(path, Limits(), "bomb")
     path.write_bytes(head_of_a_png(600, 600))
     with pytest.raises((AssertionError, UserError), match="decoded"):
-        read_upload(path, Limits())
+        read_upload(path, Limits(), "bomb")
 
 
 @pytest.mark.parametrize(
@@ -227,10 +238,10 @@ def test_a_bomb_is_refused_before_a_pixel_is_decoded(
 def test_only_content_that_is_an_image_is_taken(
     content: bytes, reason: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "innocent.png"
+    path = tmp_path / "image"
     path.write_bytes(content)
     with pytest.raises(UserError, match=reason) as caught:
-        read_upload(path, Limits())
+        read_upload(path, Limits(), "innocent.png")
     assert "innocent.png" in str(caught.value)
     assert str(tmp_path) not in str(caught.value)  # where the server keeps it is no one's business
 
@@ -240,12 +251,12 @@ def test_reads_what_cameras_write(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90°
     picture(60, 40).save(path, exif=exif)
-    upright, size = read_upload(path, Limits())
+    upright, size = read_upload(path, Limits(), "photo")
     assert (upright.mode, upright.size, size) == ("RGB", (40, 60), (40, 60))
-    smaller, size = read_upload(path, Limits(side=30))
+    smaller, size = read_upload(path, Limits(side=30), "photo")
     assert (smaller.size, size) == ((20, 30), (40, 60))
     with pytest.raises(UserError, match=r"the limit is 0.001 MB \(--max-upload\)"):
-        read_upload(path, Limits(bytes=1000))
+        read_upload(path, Limits(bytes=1000), "photo")
     with pytest.raises(ValueError, match="side 0"):
         Limits(side=0)
 
@@ -254,30 +265,17 @@ def test_names_of_files_are_harmless() -> None:
     assert safe_stem("../../etc/pass wd.png") == "pass_wd"
     assert safe_stem("…") == "image"
     assert len(safe_stem("x" * 500)) == 60
-    assert shown_name(Path("a\x1b[31mb\n.png")) == "a[31mb.png"
-    assert len(shown_name(Path("x" * 200))) < 60
-
-
-def test_the_oldest_files_make_room(tmp_path: Path) -> None:
-    for age, name in enumerate(("new", "old", "oldest")):
-        path = tmp_path / name / "file"
-        path.parent.mkdir()
-        path.write_bytes(bytes(100))
-        os.utime(path, (1e9 - age, 1e9 - age))
-    make_room(tmp_path, 300)
-    assert (tmp_path / "oldest/file").exists()
-    make_room(tmp_path, 250)
-    assert not (tmp_path / "oldest/file").exists()
-    assert (tmp_path / "old/file").exists()
-    make_room(tmp_path, 0)
-    assert not (tmp_path / "new/file").exists()
+    assert shown_name("a\x1b[31mb\n.png") == "a[31mb.png"
+    assert shown_name("C:\\me\\../x\ud800.png") == "x.png"
+    assert shown_name("/") == "image"
+    assert len(shown_name("x" * 200)) < 60
 
 
 # Sessions
 
 
 def seen_of(bytes_: int) -> Seen:
-    return Seen("x", picture(1, 1), (1, 1), np.zeros((1, bytes_ - 3), np.uint8), None)
+    return Seen("x", picture(1, 1), (1, 1), np.zeros((1, bytes_ - 3), np.uint8), None, Placement())
 
 
 def test_sessions_are_apart_and_the_unused_go_first() -> None:
@@ -308,7 +306,7 @@ def test_sessions_are_apart_and_the_unused_go_first() -> None:
 def test_an_image_is_drawn_with_its_classes(tmp_path: Path) -> None:
     these = answers(tmp_path)
     path = tiny_data.image(tmp_path / "up" / "my & sky.png", 56, 72)
-    found = these.file("me", str(path))
+    found = these.upload("me", path.name, path.read_bytes())
     assert "my &amp; sky.png: 72×56 pixels" in found.status
     assert 'alt="my &amp; sky.png"' in found.stage
     assert found.stage.count("data:image/") == 2
@@ -329,19 +327,20 @@ def test_the_class_map_is_what_predict_writes(tmp_path: Path) -> None:
     path = tiny_data.image(tmp_path / "sky.png", 56, 72)
     model = these.explorer.model.save_pretrained(tmp_path / "model")
     assert run("predict", str(model), str(path), "--out", str(tmp_path / "out")) == 0
-    found = these.file("me", str(path))
-    assert found.class_map.name == "sky_classes.png"
-    assert found.class_map.read_bytes() == (tmp_path / "out/classes/sky.png").read_bytes()
+    these.upload("me", "sky.png", path.read_bytes())
+    expected = (tmp_path / "out/classes/sky.png").read_bytes()
+    assert these.class_map("me") == ("sky_classes.png", expected)
+    assert not list((tmp_path / "own").iterdir())  # nothing stays
 
 
 def test_a_large_image_is_made_smaller_and_says_so(tmp_path: Path) -> None:
     these = answers(tmp_path)
     path = tmp_path / "large.png"
     picture(500, 250).save(path)
-    found = these.file("me", str(path))
+    found = these.upload("me", path.name, path.read_bytes())
     assert "500×250 pixels" in found.status
     assert "Seen at 200×100" in found.status
-    with Image.open(found.class_map) as file:
+    with Image.open(io.BytesIO(these.class_map("me")[1])) as file:
         assert file.size == (200, 100)
     assert "Pixel (499, 249)" in these.view("me", Wishes(place=(499, 249))).bars
     with pytest.raises(UserError, match="outside the image"):
@@ -408,7 +407,7 @@ def test_more_than_256_classes_and_step_sizes_for_each_iteration(tmp_path: Path)
                                 step_size=[0.9, 0.4, 0.2])  # fmt: skip
     these = Answers(Explorer(model, torch.device("cpu")), Limits(), tmp_path)
     found = these.sample("me", 0)
-    with Image.open(found.class_map) as file:
+    with Image.open(io.BytesIO(these.class_map("me")[1])) as file:
         assert file.mode == "I;16"
     assert "η 0.9, 0.4, 0.2" in drawing.header(these.explorer)
     assert "η 0.9, 0.4, 0.2" in found.view.chart
@@ -462,6 +461,18 @@ def test_says_which_package_is_missing(
 def test_mistakes_in_the_command(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("gradio")
+    pytest.importorskip("uvicorn")
     assert run("app", str(tmp_path), *options) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_command_of_the_space_is_a_command() -> None:
+    """docs/app.md shows a Dockerfile; Hugging Face wants the port that its README names."""
+    text = (Path(__file__).parents[1] / "docs/app.md").read_text("utf-8")
+    words = json.loads(re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)[1])
+    assert words[:2] == ["hemnet", "app"]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(words[2:])
+    assert (args.host, args.model) == ("0.0.0.0", "model")
+    assert f"app_port: {args.port}" in text

@@ -1,1 +1,1 @@
-"""The explorer in the browser: `hemnet app`. Only `page` and `server` need gradio."""
+"""The explorer in the browser: `hemnet app`. Only `routes` and `server` need the app extra."""

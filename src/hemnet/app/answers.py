@@ -1,4 +1,4 @@
-"""From what a user asks for to what the page shows, without gradio."""
+"""From what a user asks for to what the page shows, without HTTP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from hemnet.app import drawing
 from hemnet.app.explore import Explorer, Seen, Solution, distinct, step_text
-from hemnet.app.limits import Limits, make_room, read_upload, safe_stem, shown_name, shrink
+from hemnet.app.limits import Limits, read_upload, safe_stem, shown_name, shrink
 from hemnet.app.samples import samples
 from hemnet.app.sessions import Session, Sessions
 from hemnet.engine.maps import save_classes
 from hemnet.errors import UserError
 
-SHOWN = 6  # bases at first
+SHOWN, MOST_SHOWN = 6, 12  # bases at first, and at most
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Look:
     stage: str
     legend: str
     status: str
-    class_map: Path
     place: tuple[int, int]  # the pixel that is explained at first
+    size: tuple[int, int]  # width and height of the file
     view: View
 
 
@@ -72,13 +72,15 @@ class Answers:
         picture = shrink(sample.picture, self.limits.side)
         return self._look(key, lambda: self.explorer.see(picture, sample.name, size))
 
-    def file(self, key: str | None, path: str | None) -> Look:
-        if not path:
-            raise UserError("no file came with this request: choose an image.")
+    def upload(self, key: str | None, name: str, content: bytes) -> Look:
+        """`name` is only displayed: on disk the image has a name of ours, while it is read."""
 
         def look() -> Seen:
-            picture, size = read_upload(Path(path), self.limits)
-            return self.explorer.see(picture, shown_name(Path(path)), size)
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                path = Path(folder) / "image"
+                path.write_bytes(content)
+                picture, size = read_upload(path, self.limits, shown_name(name))
+            return self.explorer.see(picture, shown_name(name), size)
 
         return self._look(key, look)
 
@@ -91,22 +93,19 @@ class Answers:
             drawing.stage(seen, explorer.palette, explorer.plain),
             drawing.legend(explorer, seen),
             "",
-            self._class_map(seen),
             middle,
+            seen.size,
             self._view(session, Wishes(place=middle)),
         )
         return replace(found, status=drawing.status(seen, time.perf_counter() - start))
 
-    def _class_map(self, seen: Seen) -> Path:
-        """As `hemnet predict` writes it, in a folder that no one else's is in."""
-        make_room(self.folder, self.limits.folder)
-        place = Path(tempfile.mkdtemp(dir=self.folder)) / f"{safe_stem(seen.name)}_classes.png"
-        save_classes(seen.classes, self.explorer.palette, place)
-        return place
-
-    def size(self, key: str | None) -> tuple[int, int]:
-        """Width and height of the user's image."""
-        return self.sessions.get(key).seen.size
+    def class_map(self, key: str | None) -> tuple[str, bytes]:
+        """Name and content of the file that `hemnet predict` writes for the user's image."""
+        seen = self.sessions.get(key).seen
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            path = Path(folder) / "classes.png"
+            save_classes(seen.classes, self.explorer.palette, path)
+            return f"{safe_stem(seen.name)}_classes.png", path.read_bytes()
 
     def view(self, key: str | None, wishes: Wishes) -> View:
         return self._view(self.sessions.get(key), wishes)

@@ -106,11 +106,6 @@ def status(seen: Seen, seconds: float) -> str:
     return f'<p class="status" role="status">{escape(text)}</p>'
 
 
-def trouble(error: Exception) -> str:
-    text = str(error)
-    return f'<p class="status trouble" role="alert">{escape(text[:1].upper() + text[1:])}</p>'
-
-
 def note(message: str) -> str:
     return f'<p class="note">{escape(message)}</p>'
 
@@ -142,7 +137,9 @@ def maps(
     for k in bases:
         which, part = main[k]
         text = f"{percent(part)} on {explorer.names[which]}"
-        tiles.append((f"basis {k + 1}", text, heat_map(_map(gamma, k, seen), highest, size)))
+        tiles.append(
+            (f"basis {k + 1}", text, heat_map(_map(gamma, k, seen), highest, size, seen.placement))
+        )
     figures = "".join(
         f'<figure><div class="map"><img src="{address}" alt="{escape(name)}: {escape(text)}">'
         f'<i class="cross"></i></div><figcaption><b>{escape(name)}</b> {escape(text)}</figcaption>'
@@ -165,8 +162,10 @@ def _map(gamma: Tensor, basis: int, seen: Seen) -> Tensor:
 
 def _features(seen: Seen, features: Tensor) -> str:
     """C,h,w as a picture."""
-    pixels = (seen.colours.paint(features) * 255).byte().numpy()
     width, height = seen.picture.size
+    colours = seen.colours.paint(features).permute(2, 0, 1)[None]
+    large = seen.placement.upsample(colours, (height, width))[0].permute(1, 2, 0)
+    pixels = (large * 255).byte().numpy()
     factor = DRAWN / max(width, height)
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     picture = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
@@ -218,7 +217,7 @@ def pixel_head(explorer: Explorer, seen: Seen, x: int, y: int) -> str:
     width, height = seen.size
     place = f"--x:{100 * (x + 0.5) / width:.2f}%;--y:{100 * (y + 0.5) / height:.2f}%;--cross:block"
     return (
-        f"<style>.gradio-container{{{place}}}</style>"
+        f"<style>main{{{place}}}</style>"
         f'<p class="pixel">Pixel ({x}, {y}) {chip(explorer.palette[which % 256])}'
         f"<b>{escape(explorer.names[which])}</b></p>"
     )

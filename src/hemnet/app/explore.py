@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 import hemnet
 from hemnet.data.transforms import normalise
@@ -30,6 +29,7 @@ from hemnet.engine.predict import class_names
 from hemnet.engine.windows import Classes, smallest_type
 from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention
+from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
 from hemnet.study.attention import Colours
 from hemnet.study.unit import Settings, find_unit, iterate, most_distinct, settings_of, watching
@@ -46,6 +46,7 @@ class Seen:
     size: tuple[int, int]  # width and height of the file
     classes: Classes  # H,W
     features: Tensor | None  # C,h,w; None without a unit
+    placement: Placement  # of h,w on H,W
 
     @property
     def bytes(self) -> int:
@@ -79,10 +80,10 @@ class Seen:
         return _part(x, width, w), _part(y, height, h)
 
     def position(self, x: int, y: int) -> int:
-        """Number below N of the unit's position that a pixel of the file belongs to."""
-        self.pixel(x, y)
+        """Number below N of the unit's position nearest to a pixel of the file."""
+        column, row = self.pixel(x, y)
         h, w = self.grid
-        return _part(y, self.size[1], h) * w + _part(x, self.size[0], w)
+        return self.placement.nearest(row, h) * w + self.placement.nearest(column, w)
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class Explorer:
             size or picture.size,
             classes.to(torch.int32).cpu().numpy().astype(kind),
             kept[-1][0].cpu() if kept else None,
+            self.model.backbone.placement if isinstance(self.model, Segmenter) else Placement(),
         )
 
     @torch.inference_mode()
@@ -216,8 +218,9 @@ class Explorer:
 
         gamma: N,K.
         """
-        ids = torch.from_numpy(seen.classes.astype(np.int32))[None, None].float()
-        near = F.interpolate(ids, seen.grid, mode="nearest-exact").long().flatten()
+        ids = torch.from_numpy(seen.classes.astype(np.int64))
+        rows, columns = map(seen.placement.pixels, seen.grid, ids.shape)
+        near = ids[rows][:, columns].flatten()
         mass = torch.zeros(len(self.names), gamma.shape[1]).index_add_(0, near, gamma)
         best = mass.max(0)
         share = best.values / mass.sum(0).clamp_min(1e-30)

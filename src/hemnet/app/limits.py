@@ -20,26 +20,25 @@ MEGA = 1_000_000
 @dataclass(frozen=True)
 class Limits:
     """bytes and pixels of an upload; side: longer side of what the network sees, in pixels;
-    folder: bytes of uploads and results on disk; memory: bytes of what the users look at."""
+    memory: bytes of what the users look at."""
 
     bytes: int = 20 * MEGA
     pixels: int = 50 * MEGA
     side: int = 1024
-    folder: int = 1000 * MEGA
     memory: int = 500 * MEGA
 
     def __post_init__(self) -> None:
-        for name in ("bytes", "pixels", "side", "folder", "memory"):
+        for name in ("bytes", "pixels", "side", "memory"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: expected at least 1")
 
 
-def read_upload(path: Path, limits: Limits) -> tuple[Image.Image, tuple[int, int]]:
+def read_upload(path: Path, limits: Limits, name: str) -> tuple[Image.Image, tuple[int, int]]:
     """The picture in RGB as the network will see it, and the file's own width and height.
 
-    The content decides, not the name. Nothing is decoded before its head has been judged.
+    The content decides, not the name, which only stands in messages. The header is checked before
+    a pixel is decoded.
     """
-    name = shown_name(path)
     if path.stat().st_size > limits.bytes:
         raise UserError(
             f"{name} has {path.stat().st_size / MEGA:.1f} MB: the limit is "
@@ -74,9 +73,9 @@ def shrink(picture: Image.Image, side: int) -> Image.Image:
     return picture.resize(size, Image.Resampling.LANCZOS)
 
 
-def shown_name(path: Path) -> str:
+def shown_name(name: str) -> str:
     """Of a file, for people: short, and without what would disturb a line of text."""
-    name = re.sub(r"[\x00-\x1f\x7f]", "", path.name)
+    name = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "", re.split(r"[/\\]", name)[-1]) or "image"
     return name if len(name) <= 60 else f"{name[:40]}…{name[-15:]}"
 
 
@@ -84,21 +83,3 @@ def safe_stem(name: str) -> str:
     """Of a name, for a file: letters, digits, - and _ only."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(name).stem).strip("_")
     return stem[:60] or "image"
-
-
-def make_room(folder: Path, budget: int) -> None:
-    """Delete the oldest files until the folder holds no more than `budget` bytes."""
-    files = []
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file() and not path.is_symlink():
-                state = path.stat()
-                files.append((state.st_mtime, state.st_size, path))
-        except OSError:  # gone meanwhile
-            continue
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files, key=lambda entry: entry[0]):
-        if total <= budget:
-            return
-        path.unlink(missing_ok=True)
-        total -= size

@@ -63,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if importlib.util.find_spec("gradio") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError(
-            "`hemnet app` needs gradio: install the extra packages with "
+            "`hemnet app` needs starlette and uvicorn: install the extra packages with "
             "pip install 'hemnet-torch[app]'."
         )
     if args.model == DEMO and not Path(DEMO).exists():
@@ -74,23 +74,21 @@ def run(args: argparse.Namespace) -> None:
             "model: hemnet app MODEL."
         )
     limits = _limits(args)
-    from hemnet.app.server import is_loopback, listen, make_app, prepare, serve
+    from hemnet.app.guard import is_loopback
+    from hemnet.app.server import listen, serve
     from hemnet.commands.looking import chosen_device
 
     place = listen(args.host, args.port)
     with place, tempfile.TemporaryDirectory(prefix="hemnet-app-") as name:
-        folder = Path(name).resolve()
-        prepare(folder)
         from hemnet.app.answers import Answers
         from hemnet.app.explore import Explorer
-        from hemnet.app.page import Page
+        from hemnet.app.routes import make_app
         from hemnet.engine.load import open_model
 
         device, _ = chosen_device(args.device)
         explorer = Explorer(open_model(args.model, args.trust).to(device), device)
-        page = Page(Answers(explorer, limits, folder))
-        app = make_app(page.blocks, folder, limits, is_loopback(args.host))
-        serve(app, place, args.open)
+        answers = Answers(explorer, limits, Path(name))
+        serve(make_app(answers, is_loopback(args.host)), place, args.open)
 
 
 def _limits(args: argparse.Namespace) -> Limits:
