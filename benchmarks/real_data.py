@@ -44,6 +44,7 @@ from hemnet.data import Augmentation, evaluation_batches, open_dataset, training
 from hemnet.engine.build import freeze_stages
 from hemnet.engine.metrics import Evaluation, confusion_matrix
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate
+from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
 from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
@@ -51,8 +52,15 @@ from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 Batch = tuple[Tensor, Tensor]
 OPTIONAL = ("optimizer", "class_weights", "freeze_stages", "short_sides", "leave_out")
 MORE = (8,)  # iterations at evaluation, beside those of training
+
+
+class NoUnit(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
 UNITS: dict[str, Any] = {
-    "plain": lambda channels: nn.Identity(),
+    "plain": lambda channels: NoUnit(),
     "emanet": hemnet.EMAttention,
     "hemnet": hemnet.HighwayEMAttention,
     "learned": lambda channels, **options: hemnet.HighwayEMAttention(
@@ -102,16 +110,30 @@ def part(images: Any, which: list[int]) -> Any:
 
 
 class FromFeatures(nn.Module):
-    """What follows a segmenter's frozen stages: features B,C,h,w → logits B,classes,H,W."""
+    """What follows a segmenter's frozen stages: features B,C,h,w → logits of every label.
 
-    def __init__(self, backbone: nn.Module, head: nn.Module, enlarge: int) -> None:
+    Labels are those of every `coarse`-th pixel.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, stride: int) -> None:
         super().__init__()
-        self.backbone, self.head, self.enlarge = backbone, head, enlarge
+        self.backbone, self.head, self.stride = backbone, head, stride
 
-    def forward(self, features: Tensor) -> Tensor:
-        logits = self.head([self.backbone(features)])
-        size = [(side - 1) * self.enlarge + 1 for side in logits.shape[-2:]]
-        return F.interpolate(logits, size, mode="bilinear", align_corners=True)
+    def forward(self, features: Tensor, size: torch.Size, coarse: int) -> Tensor:
+        x, enlarge = self.backbone(features), self.stride // coarse
+        rows, columns = (
+            torch.arange(n) * enlarge < m for n, m in zip(x.shape[-2:], size, strict=True)
+        )
+        inside = rows[:, None] & columns
+        logits = self.head([x], None if inside.all() else inside[None])
+        return upsample(logits, size, enlarge)
+
+
+def logits_of(model: nn.Module, images: Tensor, labels: Tensor, coarse: int) -> Tensor:
+    images = images.float().contiguous(memory_format=torch.channels_last)
+    if isinstance(model, FromFeatures):
+        return model(images, labels.shape[-2:], coarse)
+    return model(images)
 
 
 @torch.inference_mode()
@@ -150,7 +172,7 @@ def train(
     for step in range(config.steps):
         images, masks = batch_of(step)
         set_rate(optimizer, rate_at(step, config))
-        logits = model(images.float().contiguous(memory_format=torch.channels_last))
+        logits = logits_of(model, images, masks, COARSE)
         loss = F.cross_entropy(logits, masks.long(), weights, ignore_index=255)
         optimizer.zero_grad()
         loss.backward()
@@ -164,9 +186,7 @@ def evaluate(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, 
     model.eval()
     confusion = torch.zeros(classes, classes, dtype=torch.long)
     for images, masks in batches:
-        logits = model(images.float().contiguous(memory_format=torch.channels_last))
-        if logits.shape[-2:] != masks.shape[-2:]:  # a frozen backbone's, of any size
-            logits = F.interpolate(logits, masks.shape[-2:], mode="bilinear", align_corners=True)
+        logits = logits_of(model, images, masks, 1)
         confusion += confusion_matrix(masks, logits.argmax(dim=1), classes)
     found = Evaluation(confusion, tuple(map(str, range(classes))))
     iou = [None if v is None else round(v, 2) for v in found.iou.values()]
@@ -303,7 +323,7 @@ def main() -> None:
             trained: nn.Module = model
             if args.frozen or args.window:
                 after = cut(model.backbone, stage)[1]
-                trained = FromFeatures(after, model.head, args.stride // COARSE)
+                trained = FromFeatures(after, model.head, args.stride)
             else:
                 freeze_stages(model, args.freeze_stages)
             run["loss"] = train(trained, draw, optimization(args), seed, weights)

@@ -32,6 +32,7 @@ from hemnet.data import (
 from hemnet.data.scenes import FIRST_THING, SCENES
 from hemnet.data.show import colour_labels
 from hemnet.nn.attention import HighwayEMAttention
+from hemnet.nn.geometry import upsample
 
 CLASSES = len(SCENES.classes)
 
@@ -91,7 +92,7 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.head(self.context(self.body(images)))
-        return F.interpolate(logits, size=images.shape[-2:], mode="bilinear")
+        return upsample(logits, images.shape[-2:], 4)
 
 
 def train(variant: str, steps: int, size: int, seed: int, batch_size: int = 16) -> nn.Module:

@@ -135,7 +135,8 @@ def _sizes_and_mirrored(
 @torch.inference_mode()
 def _features(model: hemnet.Segmenter, frozen: nn.Module, image: Tensor) -> Tensor:
     batch = normalise(image.as_subclass(Tensor)[None], model.config.mean, model.config.std)
-    return frozen(batch.contiguous(memory_format=torch.channels_last))[0].half().clone()
+    batch = model.backbone.pad(batch).contiguous(memory_format=torch.channels_last)
+    return frozen(batch)[0].half().clone()
 
 
 def window_batch(

@@ -19,6 +19,7 @@ from hemnet.data import (
     open_dataset,
     training_batches,
 )
+from hemnet.data.labels import VOID
 from tiny_data import folder
 
 AUGMENTATION = Augmentation(crop=(20, 28), jitter=0.3)
@@ -202,7 +203,7 @@ def test_evaluation_sees_every_image_once_at_its_own_size(dataset):
     assert sorted(b.ids[0] for share in shares for b in share) == [str(i) for i in range(7)]
 
 
-def test_images_of_different_sizes_do_not_share_a_batch(tmp_path):
+def test_images_of_different_sizes_share_a_batch_that_says_what_is_padding(tmp_path):
     from tiny_data import ids, image, label
 
     for number, side in enumerate((20, 30)):
@@ -210,8 +211,17 @@ def test_images_of_different_sizes_do_not_share_a_batch(tmp_path):
         label(tmp_path / "labels" / f"{number}.png", ids(side, side))
     dataset = open_dataset("folder", tmp_path, "all", classes="1")
     assert [tuple(b.images.shape[2:]) for b in evaluation_batches(dataset)] == [(20, 20), (30, 30)]
-    with pytest.raises(ValueError, match="batch size 1"):
-        list(evaluation_batches(dataset, batch_size=2))
+    (batch,) = evaluation_batches(dataset, batch_size=2)
+    assert batch.images.shape == (2, 3, 30, 30)
+    assert batch.valid is not None
+    assert batch.valid[1].all()
+    assert batch.valid[0].sum() == 20 * 20
+    assert batch.valid[0, :20, :20].all()
+    assert (batch.masks[0][~batch.valid[0]] == VOID).all()
+    assert (batch.images[0][:, ~batch.valid[0]] == 0).all()
+    alone = next(iter(evaluation_batches(dataset)))
+    assert alone.valid is None
+    assert torch.equal(batch.images[0, :, :20, :20], alone.images[0])
 
 
 def test_evaluation_only_normalises(dataset):

@@ -151,3 +151,13 @@ def test_draws_depend_on_the_key_alone():
 def test_impossible_augmentations_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Augmentation(**wrong)
+
+
+def test_scales_from_a_list_are_all_drawn_and_no_others():
+    image = pair(2000, 2000)[0]
+    step = RandomScaleCrop((840, 840), (0.5, 2.0), 0.25)
+    windows = set()
+    for index in range(200):
+        with drawing(0, 0, index):
+            windows.add(step.make_params([image])["rows"][1])
+    assert windows == {round(840 / scale) for scale in (0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)}

@@ -217,6 +217,18 @@ def test_iterations_in_evaluation(grid, tmp_path):
 # Figure 3
 
 
+@pytest.mark.parametrize("samples", [1, 4, 10])
+def test_as_many_samples_are_measured_as_asked_for(samples):
+    base = tiny()
+    train_set = Scenes("train", size=32, length=12)
+    fixed = flow.fixed_samples(base, train_set, build_model(base, train_set.info), samples)
+    sizes = [len(batch.images) for batch in fixed]
+    assert sum(sizes) == samples
+    assert max(sizes) <= base.optim.batch_size
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == [len(batch.masks) for batch in fixed] == [len(batch.ids) for batch in fixed]
+
+
 def test_measuring_does_not_disturb_training(tmp_path):
     ends = []
     for every in (1, 3):

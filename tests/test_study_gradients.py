@@ -125,7 +125,8 @@ def test_inside_a_model_the_parts_are_the_gradient_at_the_units_features():
     unit.scale.register_forward_hook(lambda *call: features.append(call[2]))
     (total,) = torch.autograd.grad(loss(model), features)
     torch.testing.assert_close(flow.total, total.flatten(2).mT, atol=1e-9, rtol=1e-4)
-    assert flow.n_step.shape == (3, 2, 16, 16)
+    assert flow.n_step.shape == (3, 2, 25, 16)
+    assert (flow.n_step.unflatten(2, (5, 5))[:, :, 4] == 0).all()  # padding has no part in it
     assert flow.elbo.shape == (3, 2)
 
 

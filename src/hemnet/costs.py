@@ -204,7 +204,9 @@ def paper_table() -> dict[str, dict[str, Any]]:
     for row in PAPER_ROWS:
         options: dict[str, Any] = {"preset": "paper"} if row.model == "hemnet" else {}
         make = partial(create_model, row.model, PAPER_CLASSES, channels=row.channels, **options)
-        costs = count(on_meta(make), PAPER_SIZE)
+        model = on_meta(make)
+        model.backbone.pads = False  # 64 features a side, as the paper has it
+        costs = count(model, PAPER_SIZE)
         params, flops = costs.params, costs.paper_flops
         memory = costs.paper_bytes(pixels)
         if row.model == "fcn":

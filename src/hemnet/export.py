@@ -12,8 +12,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +146,7 @@ def trace(model: nn.Module, size: tuple[int, int] = (65, 97)) -> ExportedProgram
     """A model as a graph for any batch, height and width; `size` is that of an example."""
     images = torch.randn(2, 3, *size)
     sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    with torch.no_grad(), _whole_numbers():
+    with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=(sizes,), strict=False)
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
@@ -155,23 +154,6 @@ def trace(model: nn.Module, size: tuple[int, int] = (65, 97)) -> ExportedProgram
                 for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
                     node.meta.pop(key, None)
     return program
-
-
-@contextmanager
-def _whole_numbers() -> Iterator[None]:
-    """timm's padding to "same" with integers: ⌈x/s⌉ by floats cannot be written to a file."""
-    from timm.layers import padding
-
-    def same(x: Any, kernel_size: int, stride: int, dilation: int) -> Any:
-        total = (-(-x // stride) - 1) * stride + (kernel_size - 1) * dilation + 1 - x
-        return torch.sym_max(total, 0)
-
-    module: Any = padding
-    before, module.get_same_padding = module.get_same_padding, same
-    try:
-        yield
-    finally:
-        module.get_same_padding = before
 
 
 def write_onnx(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:

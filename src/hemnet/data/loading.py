@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.nn.functional import pad
+from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from hemnet.data.dataset import SegmentationDataset
-from hemnet.data.labels import DataError
+from hemnet.data.labels import VOID, DataError
 from hemnet.data.sampler import EndlessSampler, Key
 from hemnet.data.transforms import Augmentation, drawing, normalise, training_transform
 
@@ -33,6 +35,8 @@ class Batch:
     Attributes:
         images: B,3,H,W float32, normalised.
         masks: B,H,W int64 with 255 for void.
+        valid: B,H,W, True on the images and False on what was added to bring them to one size;
+            None where nothing was.
         ids: names of the B pairs.
         skipped: why files were left out of this batch.
     """
@@ -41,12 +45,16 @@ class Batch:
     masks: Tensor
     ids: list[str]
     skipped: list[str] = field(default_factory=list)
+    valid: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def pin_memory(self) -> Batch:
-        return Batch(self.images.pin_memory(), self.masks.pin_memory(), self.ids, self.skipped)
+        valid = None if self.valid is None else self.valid.pin_memory()
+        return Batch(
+            self.images.pin_memory(), self.masks.pin_memory(), self.ids, self.skipped, valid
+        )
 
 
 @dataclass
@@ -55,6 +63,7 @@ class _Item:
     mask: Tensor
     id: str
     skipped: list[str]
+    padding: Tensor | None = None  # H,W, not 0 on padding
 
 
 class Transformed(Dataset[_Item]):
@@ -90,12 +99,15 @@ class Transformed(Dataset[_Item]):
                     break
                 index = (index + 1) % len(self.dataset)  # its neighbour, so still no chance in it
                 continue
+            parts = [tv_tensors.Image(image), tv_tensors.Mask(mask)]
+            if isinstance(self.transform, v2.Transform):  # these take any number of parts
+                parts.append(tv_tensors.Mask(torch.zeros_like(mask)))
             if self.transform is not None:
                 with drawing(self.seed, epoch, index):
-                    image, mask = self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
+                    parts = list(self.transform(*parts))
             # Plain tensors: tv_tensors cost time in every later operation.
-            plain_image, plain_mask = image.as_subclass(Tensor), mask.as_subclass(Tensor)
-            return _Item(plain_image, plain_mask, self.dataset.id(index), skipped)
+            image, mask, *padding = (part.as_subclass(Tensor) for part in parts)
+            return _Item(image, mask, self.dataset.id(index), skipped, *padding)
         return _Item(torch.empty(0), torch.empty(0), "", skipped)
 
 
@@ -104,18 +116,27 @@ def collate(items: Sequence[_Item]) -> Batch:
     items = [item for item in items if item.id]
     if not items:
         return Batch(torch.empty(0), torch.empty(0), [], skipped)
-    shapes = {tuple(item.image.shape) for item in items}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"images of different sizes in one batch: {sorted(shapes)}. Evaluate with batch size 1."
-        )
+    height, width = (max(item.mask.shape[axis] for item in items) for axis in (0, 1))
+    masks, images, padding = [], [], []
+    for item in items:
+        room = (0, width - item.mask.shape[1], 0, height - item.mask.shape[0])
+        empty = torch.zeros_like(item.mask) if item.padding is None else item.padding
+        images.append(_extended(item.image, room, 0))
+        masks.append(_extended(item.mask, room, VOID))
+        padding.append(_extended(empty, room, VOID))
+    valid = torch.stack(padding) == 0
     # Still 8 bits: a fifth of the bytes to hand from a worker to the main process, or to a GPU.
     return Batch(
-        default_collate([item.image for item in items]),
-        default_collate([item.mask for item in items]),
+        torch.stack(images),
+        torch.stack(masks),
         [item.id for item in items],
         skipped,
+        None if valid.all() else valid,
     )
+
+
+def _extended(x: Tensor, room: tuple[int, int, int, int], value: int) -> Tensor:
+    return pad(x, room, value=value) if any(room) else x
 
 
 class Batches:
@@ -160,12 +181,15 @@ class Batches:
 
     def _finish(self, batch: Batch) -> Batch:
         """On its device, as the network takes it."""
-        images, masks = batch.images, batch.masks
+        images, masks, valid = batch.images, batch.masks, batch.valid
         if self.device is not None:
             images, masks = (t.to(self.device, non_blocking=True) for t in (images, masks))
+            valid = None if valid is None else valid.to(self.device, non_blocking=True)
         if images.dtype == torch.uint8:  # else a transform of the user's has done it
             images = normalise(images, self.augmentation.mean, self.augmentation.std)
-        return Batch(images, masks.long(), batch.ids, batch.skipped)
+        if valid is not None:  # the mean colour, exactly
+            images = images * valid[:, None]
+        return Batch(images, masks.long(), batch.ids, batch.skipped, valid)
 
 
 def training_batches(

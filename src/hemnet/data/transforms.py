@@ -33,6 +33,7 @@ class Augmentation:
     Args:
         crop: height and width of what the network sees; smaller images are padded.
         scale: range of the random scale, drawn uniformly. (1, 1) leaves the scale alone.
+        scale_step: draw from scale[0], scale[0] + scale_step, …, scale[1] instead; None: uniformly.
         flip: probability of a horizontal flip.
         jitter: strength of random brightness, contrast and saturation (hue: a quarter); 0: none.
         mean: of the RGB channels in 0 … 1; padding has this colour and the label 255.
@@ -45,12 +46,15 @@ class Augmentation:
     jitter: float = 0.0
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
+    scale_step: float | None = None
 
     def __post_init__(self) -> None:
         if min(self.crop) < 1:
             raise ValueError(f"crop {self.crop}: expected height and width of at least 1")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"scale {self.scale}: expected 0 < lowest <= highest")
+        if self.scale_step is not None and not self.scale_step > 0:
+            raise ValueError(f"scale_step {self.scale_step}: expected None or a number above 0")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip {self.flip}: expected a probability")
         if not 0 <= self.jitter <= 1:
@@ -80,14 +84,20 @@ class RandomScaleCrop(v2.Transform):
     than the crop comes out smaller, for `RandomPad`.
     """
 
-    def __init__(self, crop: tuple[int, int], scale: tuple[float, float]) -> None:
+    def __init__(
+        self, crop: tuple[int, int], scale: tuple[float, float], scale_step: float | None = None
+    ) -> None:
         super().__init__()
-        self.crop, self.scale = crop, scale
+        self.crop, self.scale, self.scale_step = crop, scale, scale_step
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         height, width = flat_inputs[0].shape[-2:]
         low, high = self.scale
-        factor = low + (high - low) * torch.rand(()).item()
+        draw = torch.rand(()).item()
+        factor = low + (high - low) * draw
+        if self.scale_step is not None:
+            count = int((high - low) / self.scale_step + 1e-6) + 1
+            factor = low + self.scale_step * int(draw * count)
         rows = self._axis(height, self.crop[0], factor)
         columns = self._axis(width, self.crop[1], factor)
         return {"rows": rows, "columns": columns}
@@ -138,7 +148,7 @@ class RandomPad(v2.Transform):
 def training_transform(config: Augmentation) -> v2.Transform:
     """(image, mask) as uint8 tv_tensors → the same, augmented."""
     red, green, blue = (round(255 * value) for value in config.mean)
-    steps: list[v2.Transform] = [RandomScaleCrop(config.crop, config.scale)]
+    steps: list[v2.Transform] = [RandomScaleCrop(config.crop, config.scale, config.scale_step)]
     if config.flip:
         steps.append(v2.RandomHorizontalFlip(config.flip))
     if config.jitter:

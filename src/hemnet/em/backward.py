@@ -10,7 +10,8 @@ bases after an iteration, A = ηG/(N_k+ε), m the weighted means and z the logit
     ∂L/∂x_n = Σ_k γ_nk A_k + d_nk μ_k/σ²
     ∂L/∂μ_k = (1−η) G_k + Σ_n d_nk x_n/σ²      (rbf: x_n − μ_k in place of x_n)
 
-A basis that explains nothing has a large A, but only γ·A is ever used, which is bounded.
+A basis that explains nothing has a large A, but only γ·A is ever used, which is bounded. With
+position weights w the N-step sees w γ in place of γ: u and the first term of ∂L/∂x carry w_n.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from hemnet.em.checks import Steps
 from hemnet.em.steps import floor, no_autocast, offset, scaled, wide
-from hemnet.em.tiles import EStep, solve, tiles
+from hemnet.em.tiles import EStep, solve, tiles, weighted
 
 
 class _Kept(NamedTuple):
@@ -35,6 +36,7 @@ class _Kept(NamedTuple):
     gamma: Tensor | None  # B,N,K of the last iteration, unless rounded to half precision
     steps: Steps
     variance: float | Tensor
+    weights: Tensor | None  # B,N of the positions
 
     def weight(self, t: int) -> Tensor:
         """N_k + ε of iteration t: B,K,1."""
@@ -55,10 +57,16 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bases: Tensor, steps: Steps, variance: float | Tensor, kernel: str
+        ctx: Any,
+        x: Tensor,
+        bases: Tensor,
+        steps: Steps,
+        variance: float | Tensor,
+        kernel: str,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         with no_autocast(x):
-            solution = solve(x, bases, steps, variance, kernel)
+            solution = solve(x, bases, steps, variance, kernel, weights=weights)
         gamma = solution.responsibilities.to(x.dtype)
         ctx.kernel, ctx.bases_dtype, ctx.bases_shared = kernel, bases.dtype, bases.ndim == 2
         ctx.numbers = steps, variance  # where they are not tensors
@@ -69,13 +77,14 @@ class _Unrolled(torch.autograd.Function):
             gamma if x.dtype == wide(x).dtype else None,
             steps if isinstance(steps, Tensor) else None,
             variance if isinstance(variance, Tensor) else None,
+            weights,
         )
         ctx.set_materialize_grads(False)
         return solution.bases[-1].to(torch.promote_types(x.dtype, bases.dtype)), gamma
 
 
 def _kept(ctx: Any) -> _Kept:
-    x, bases, mass, gamma, steps, variance = ctx.saved_tensors
+    x, bases, mass, gamma, steps, variance, weights = ctx.saved_tensors
     return _Kept(
         x,
         bases,
@@ -83,6 +92,7 @@ def _kept(ctx: Any) -> _Kept:
         gamma,
         ctx.numbers[0] if steps is None else steps,
         ctx.numbers[1] if variance is None else variance,
+        weights,
     )
 
 
@@ -110,7 +120,9 @@ class Exact(_Unrolled):
                 for tile in tiles(x):
                     part = wide(x[:, tile])
                     own = grad_gamma[:, tile] if last and grad_gamma is not None else None
-                    gamma_and_d, d = products.gradients(part, kept.responsibilities(t, tile), own)
+                    weights = None if kept.weights is None else kept.weights[:, tile, None]
+                    known = kept.responsibilities(t, tile)
+                    gamma_and_d, d = products.gradients(part, known, own, weights)
                     if grad_x is not None:
                         beta = 0 if last else 1
                         grad_x[:, tile].baddbmm_(gamma_and_d, products.to_x, beta=beta)
@@ -128,6 +140,7 @@ class Exact(_Unrolled):
             _like(torch.stack(grad_steps[::-1]), steps) if needs_steps else None,
             _like(grad_variance, variance) if needs_variance else None,
             None,
+            None,
         )
 
 
@@ -139,9 +152,15 @@ class Highway(_Unrolled):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bases: Tensor, steps: Steps, variance: float | Tensor, kernel: str
+        ctx: Any,
+        x: Tensor,
+        bases: Tensor,
+        steps: Steps,
+        variance: float | Tensor,
+        kernel: str,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        new_bases, gamma = _Unrolled.forward(ctx, x, bases, steps, variance, kernel)
+        new_bases, gamma = _Unrolled.forward(ctx, x, bases, steps, variance, kernel, weights)
         ctx.mark_non_differentiable(gamma)
         return new_bases, gamma
 
@@ -149,7 +168,7 @@ class Highway(_Unrolled):
     @once_differentiable
     def backward(ctx: Any, grad_bases: Tensor | None, _: None) -> tuple[Any, ...]:
         if grad_bases is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         kept = _kept(ctx)
         x, bases, steps, variance = kept.x, kept.bases, kept.steps, kept.variance
         needs_x, needs_bases, needs_steps = ctx.needs_input_grad[:3]
@@ -169,11 +188,13 @@ class Highway(_Unrolled):
                         t = len(steps) - 1 - i
                         known = kept.responsibilities(t, tile)
                         gamma = e_steps[t](part) if known is None else known
+                        gamma = weighted(gamma, kept.weights, tile)
                         grad_x[:, tile].baddbmm_(gamma, grad_sums, beta=0 if i == 0 else 1)
         return (
             None if grad_x is None else grad_x.to(x.dtype),
             _bases_gradient(ctx, grad) if needs_bases else None,
             _like(torch.stack(grad_steps[::-1]), steps) if needs_steps else None,
+            None,
             None,
             None,
         )
@@ -205,12 +226,12 @@ class _Products:
         self.to_x = torch.cat((pull, weights), dim=1)  # B,2K,C
 
     def gradients(
-        self, x: Tensor, gamma: Tensor | None, own: Tensor | None
+        self, x: Tensor, gamma: Tensor | None, own: Tensor | None, weights: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """γ and d side by side: B,n,2K, and d = ∂L/∂z alone, for a tile x: B,n,C.
+        """w γ and d side by side: B,n,2K, and d = ∂L/∂z alone, for a tile x: B,n,C.
 
         `gamma`: the responsibilities where known; `own`: a gradient at them that does not come
-        through the bases.
+        through the bases; `weights`: of the positions, B,n,1.
         """
         k = self.count
         if gamma is None:
@@ -221,10 +242,14 @@ class _Products:
             both[..., :k] = gamma
             both[..., k:].baddbmm_(x, self.from_x[..., k:])
         gamma, d = both[..., :k], both[..., k:]
+        if weights is not None:
+            d *= weights
         if own is not None:
             d += wide(own)
         d *= gamma
         d.addcmul_(gamma, d.sum(dim=-1, keepdim=True), value=-1)
+        if weights is not None:
+            gamma *= weights
         return both, d
 
 

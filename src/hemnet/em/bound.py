@@ -11,12 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-from hemnet.em.checks import check_features, check_responsibilities, check_variance
+from hemnet.em.checks import check_features, check_responsibilities, check_variance, check_weights
 from hemnet.em.steps import no_autocast, wide
 
 
 def elbo(
-    x: Tensor, bases: Tensor, responsibilities: Tensor, variance: float | Tensor | None = None
+    x: Tensor,
+    bases: Tensor,
+    responsibilities: Tensor,
+    variance: float | Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The evidence lower bound Σ γ ln N(x|μ, σ²I) − Σ γ ln γ.
 
@@ -25,6 +29,7 @@ def elbo(
         bases: μ, K,C or B,K,C.
         responsibilities: γ, B,N,K.
         variance: σ²; √C where None.
+        weights: how much each position counts, B,N; None: each once.
 
     Returns:
         The bound of each image, B.
@@ -33,24 +38,36 @@ def elbo(
     check_responsibilities(responsibilities, bases, x)
     gamma = wide(responsibilities)
     with no_autocast(x):
-        expected = (gamma * _log_densities(x, bases, variance)).sum(dim=(1, 2))
-        return expected - torch.xlogy(gamma, gamma).sum(dim=(1, 2))
+        terms = gamma * _log_densities(x, bases, variance) - torch.xlogy(gamma, gamma)
+        return _total(terms.sum(dim=-1), x, weights)
 
 
-def log_likelihood(x: Tensor, bases: Tensor, variance: float | Tensor | None = None) -> Tensor:
+def log_likelihood(
+    x: Tensor,
+    bases: Tensor,
+    variance: float | Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
     """The log-likelihood Σₙ ln Σₖ N(xₙ|μₖ, σ²I), which the bound approaches from below.
 
     Args:
         x: features B,N,C.
         bases: μ, K,C or B,K,C.
         variance: σ²; √C where None.
+        weights: how much each position counts, B,N; None: each once.
 
     Returns:
         One number for each image, B.
     """
     check_features(x, bases)
     with no_autocast(x):
-        return _log_densities(x, bases, variance).logsumexp(dim=-1).sum(dim=-1)
+        return _total(_log_densities(x, bases, variance).logsumexp(dim=-1), x, weights)
+
+
+def _total(terms: Tensor, x: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum over positions of terms: B,N, each as often as it counts: B."""
+    check_weights(weights, x)
+    return (terms if weights is None else terms * weights.to(terms.dtype)).sum(dim=-1)
 
 
 def _log_densities(x: Tensor, bases: Tensor, variance: float | Tensor | None) -> Tensor:

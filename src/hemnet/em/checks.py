@@ -69,6 +69,26 @@ def check_responsibilities(
         )
 
 
+def check_weights(weights: Tensor | None, x: Tensor) -> None:
+    """weights: B,N, or 1,N for all images alike, of positions of x: B,N,C."""
+    if weights is None:
+        return
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(f"weights must be a floating tensor; got {kind}")
+    if (
+        weights.ndim != 2
+        or weights.shape[0] not in (1, x.shape[0])
+        or (weights.shape[1] != x.shape[1])
+    ):
+        raise ValueError(
+            f"weights must have the shape (batch, positions) of x {_shape(x)}; "
+            f"got {_shape(weights)}"
+        )
+    if weights.requires_grad:
+        raise ValueError("weights are constants: no gradient is computed for them")
+
+
 def check_iterations(iterations: int) -> None:
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise ValueError(f"iterations must be a whole number of at least 1; got {iterations!r}")

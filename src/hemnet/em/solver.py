@@ -22,6 +22,7 @@ from hemnet.em.checks import (
     check_kernel,
     check_steps,
     check_variance,
+    check_weights,
 )
 from hemnet.em.steps import e_step, n_step, no_autocast
 from hemnet.em.tiles import solve
@@ -64,6 +65,8 @@ def highway_em(
     variance: float | Tensor | None = None,
     kernel: str = "dot",
     backward: str = "exact",
+    *,
+    weights: Tensor | None = None,
 ) -> EMResult:
     """Fit the bases to the features by unrolled highway EM.
 
@@ -80,6 +83,9 @@ def highway_em(
             the only one that can be differentiated twice;
             "highway" – only skip connections and N-steps, responsibilities are constants;
             "none" – the results are constants.
+        weights: how much each position counts, B,N or 1,N: 0 leaves it out, as padding wants, 2
+            counts it twice. Constants; None: each position counts once. A position that is left
+            out has responsibilities all the same.
 
     Examples:
         >>> x, start = torch.randn(2, 4096, 64), torch.randn(32, 64)
@@ -96,23 +102,29 @@ def highway_em(
         )
     steps = check_steps(step_size, iterations)
     variance = check_variance(variance, x.shape[-1])
+    check_weights(weights, x)
     if backward == "autograd":
-        return _unrolled(x, bases, steps, variance, kernel)
+        return _unrolled(x, bases, steps, variance, kernel, weights)
     tensors = (x, bases, steps, variance)
     if backward == "none" or not (
         torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
     ):
-        return constant_em(x, bases, steps, variance, kernel)
+        return constant_em(x, bases, steps, variance, kernel, weights=weights)
     function = Exact if backward == "exact" else Highway
-    return EMResult(*function.apply(x, bases, steps, variance, kernel))
+    return EMResult(*function.apply(x, bases, steps, variance, kernel, weights))
 
 
 def _unrolled(
-    x: Tensor, bases: Tensor, steps: Steps, variance: float | Tensor, kernel: str
+    x: Tensor,
+    bases: Tensor,
+    steps: Steps,
+    variance: float | Tensor,
+    kernel: str,
+    weights: Tensor | None,
 ) -> EMResult:
     for step in steps:
         responsibilities = e_step(x, bases, variance, kernel)
-        bases = n_step(x, bases, responsibilities, step)
+        bases = n_step(x, bases, responsibilities, step, weights)
     return EMResult(bases, responsibilities)
 
 
@@ -124,13 +136,14 @@ def constant_em(
     variance: float | Tensor,
     kernel: str = "dot",
     unit_length: bool = False,
+    weights: Tensor | None = None,
 ) -> EMResult:
     """Highway EM whose results are constants; the arguments are taken as checked.
 
     `unit_length` scales the bases to length 1 after each iteration, as EMANet does.
     """
     with no_autocast(x):
-        solution = solve(x, bases, steps, variance, kernel, unit_length)
+        solution = solve(x, bases, steps, variance, kernel, unit_length, weights)
     dtype = torch.promote_types(x.dtype, bases.dtype)
     return EMResult(solution.bases[-1].to(dtype), solution.responsibilities.to(x.dtype))
 
@@ -142,6 +155,7 @@ def trace(
     step_size: StepSize = 0.5,
     variance: float | Tensor | None = None,
     kernel: str = "dot",
+    weights: Tensor | None = None,
 ) -> Iterator[Iteration]:
     """`highway_em` one iteration at a time, each with its bound: for looking, not for training.
 
@@ -157,5 +171,6 @@ def trace(
     check_iterations(iterations)
     for step in check_steps(step_size, iterations):
         responsibilities = e_step(x, bases, variance, kernel)
-        bases = n_step(x, bases, responsibilities, step)
-        yield Iteration(bases, responsibilities, elbo(x, bases, responsibilities, variance))
+        bases = n_step(x, bases, responsibilities, step, weights)
+        bound = elbo(x, bases, responsibilities, variance, weights)
+        yield Iteration(bases, responsibilities, bound)

@@ -19,6 +19,7 @@ from hemnet.em.checks import (
     check_responsibilities,
     check_steps,
     check_variance,
+    check_weights,
 )
 
 __all__ = ["KERNELS", "e_step", "n_step", "r_step"]
@@ -47,22 +48,32 @@ def e_step(
         return (logits if bias is None else logits + bias).softmax(dim=-1).to(x.dtype)
 
 
-def n_step(x: Tensor, bases: Tensor, responsibilities: Tensor, step_size: float | Tensor) -> Tensor:
+def n_step(
+    x: Tensor,
+    bases: Tensor,
+    responsibilities: Tensor,
+    step_size: float | Tensor,
+    weights: Tensor | None = None,
+) -> Tensor:
     """Bases after one damped Newton step: (1−η)·bases + η·(weighted means of x).
 
     Args:
         x: features B,N,C.
         bases: K,C or B,K,C.
-        responsibilities: B,N,K, the weights.
+        responsibilities: B,N,K.
         step_size: η in (0, 1]; 1 is plain EM.
+        weights: how much each position counts, B,N; None: each once.
 
     Returns:
         The moved bases, B,K,C.
     """
     check_features(x, bases)
     check_responsibilities(responsibilities, bases, x)
+    check_weights(weights, x)
     (step,) = check_steps(step_size, 1)
     gamma = wide(responsibilities)
+    if weights is not None:
+        gamma = gamma * weights.unsqueeze(-1).to(gamma.dtype)
     with no_autocast(x):
         means = weighted_means(gamma.mT @ wide(x), gamma.sum(dim=1), wide(bases))
         moved = move(wide(bases).expand_as(means), means, step)

@@ -63,6 +63,11 @@ class EStep:
         return logits.softmax(dim=-1)
 
 
+def weighted(gamma: Tensor, weights: Tensor | None, tile: slice = slice(None)) -> Tensor:
+    """w·γ: B,n,K of a tile of positions with weights: B,N; γ itself where there are none."""
+    return gamma if weights is None else gamma * weights[:, tile, None].to(gamma.dtype)
+
+
 def solve(
     x: Tensor,
     bases: Tensor,
@@ -70,6 +75,7 @@ def solve(
     variance: float | Tensor,
     kernel: str,
     unit_length: bool = False,
+    weights: Tensor | None = None,
 ) -> Solution:
     """T = len(steps) iterations. `unit_length` scales the bases after each (EMANet's variant)."""
     current = wide(bases).expand(x.shape[0], *bases.shape[-2:]).to(wide(x[:0]).dtype)
@@ -81,11 +87,12 @@ def solve(
         for tile in tiles(x, FORWARD):
             part = wide(x[:, tile])
             gamma = responsibilities_of(part)
+            counted = weighted(gamma, weights, tile)
             if sums is None or mass is None:
-                mass, sums = gamma.sum(dim=1), torch.bmm(gamma.mT, part)
+                mass, sums = counted.sum(dim=1), torch.bmm(counted.mT, part)
             else:
-                mass += gamma.sum(dim=1)
-                sums.baddbmm_(gamma.mT, part)
+                mass += counted.sum(dim=1)
+                sums.baddbmm_(counted.mT, part)
             if t == len(steps) - 1:
                 last.append(gamma)
         assert sums is not None

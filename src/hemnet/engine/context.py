@@ -29,6 +29,8 @@ from hemnet.engine.inference import em_units
 from hemnet.engine.windows import Grid, read_window
 from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
+from hemnet.nn.geometry import Placement
+from hemnet.nn.segmenter import Segmenter
 
 CHUNK = 8192  # positions read back at a time
 
@@ -59,12 +61,18 @@ def fit_global_bases(
     folder with room for 4·C bytes a position, the system's for temporary files where None.
     """
     unit = em_unit(model)
+    placement = model.backbone.placement if isinstance(model, Segmenter) else Placement()
     with tempfile.TemporaryFile(dir=scratch) as file:
         for corner, rows, columns in _middles(grid):
             window = read_window(picture, corner, (grid.rows, grid.columns), settings)
             features = _unit_features(model, unit, window.to(device))[0]  # C,h,w
-            kept = features[:, _inside(rows, grid.rows, features.shape[1])]
-            kept = kept[:, :, _inside(columns, grid.columns, features.shape[2])]
+            high, wide = (
+                _inside(share, pixels, count, placement)
+                for share, pixels, count in zip(
+                    (rows, columns), (grid.rows, grid.columns), features.shape[1:], strict=True
+                )
+            )
+            kept = features[:, high, wide]
             file.write(kept.flatten(1).T.contiguous().float().cpu().numpy().data)
             step()
         return _fit(unit, file)
@@ -92,7 +100,9 @@ def using_bases(model: nn.Module, bases: GlobalBases) -> Iterator[None]:
     unit = em_unit(model)
     kernel = getattr(unit, "kernel", "dot")
 
-    def attend(x: Tensor, _: Tensor, variance: float | Tensor) -> EMResult:
+    def attend(
+        x: Tensor, _: Tensor, variance: float | Tensor, __: Tensor | None = None
+    ) -> EMResult:
         after = bases.after.to(x).expand(x.shape[0], -1, -1)
         return EMResult(after, e_step(x, bases.before.to(x), variance, kernel))
 
@@ -146,7 +156,8 @@ def _shares(starts: tuple[int, ...], length: int) -> list[tuple[float, float]]:
     ]
 
 
-def _inside(share: tuple[float, float], pixels: int, positions: int) -> slice:
-    """The feature positions, each the middle of its cell of pixels, inside a share."""
-    first, last = np.searchsorted((np.arange(positions) + 0.5) * pixels / positions, share)
-    return slice(int(first), int(last))
+def _inside(share: tuple[float, float], pixels: int, positions: int, placement: Placement) -> slice:
+    """The feature positions inside a share of a window; those on its padding are in none."""
+    middles = np.arange(positions) * placement.stride + placement.offset
+    first, last = np.searchsorted(middles, share)
+    return slice(int(first), min(int(last), -(-pixels // placement.stride)))

@@ -131,19 +131,23 @@ class HighwayEMAttention(EMUnit):
             return self._fixed_variance
         return self.principal.value.norm() / AUTO_RATIO
 
-    def _tracked_variance(self, sample: Tensor) -> float | Tensor:
+    def _tracked_variance(self, sample: Tensor, weights: Tensor | None) -> float | Tensor:
         if self.principal is None:
             return self._fixed_variance
         start = self.principal.begin(self.parameters())
-        self.principal.update(covariance_product(sample, F.normalize(start, dim=0)))
+        self.principal.update(covariance_product(sample, F.normalize(start, dim=0), weights))
         return start.norm() / AUTO_RATIO
 
-    def _attend(self, x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
+    def _attend(
+        self, x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
+    ) -> EMResult:
         iterations = self.iterations
         if not self.training and self.eval_iterations is not None:
             iterations = self.eval_iterations
         steps = fit_length(self.step_size, iterations)
-        return highway_em(x, bases, iterations, steps, variance, self.kernel, self.backward)
+        return highway_em(
+            x, bases, iterations, steps, variance, self.kernel, self.backward, weights=weights
+        )
 
     def extra_repr(self) -> str:
         variance = "auto" if self.principal is not None else f"{self._fixed_variance:.4g}"
@@ -181,11 +185,15 @@ class EMAttention(EMUnit):
     def variance(self) -> float:
         return 1.0
 
-    def _attend(self, x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
+    def _attend(
+        self, x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
+    ) -> EMResult:
         iterations = self.iterations
         if not self.training and self.eval_iterations is not None:
             iterations = self.eval_iterations
-        return constant_em(x, bases, (1.0,) * iterations, variance, unit_length=True)
+        return constant_em(
+            x, bases, (1.0,) * iterations, variance, unit_length=True, weights=weights
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.errors import UserError
-from hemnet.nn.pooling import region_means
+from hemnet.nn.geometry import (
+    Layer,
+    Placement,
+    larger,
+    moving_layers,
+    offsets,
+    symmetric_padding,
+    thin_out,
+    upsample,
+)
 
 STRIDES = (8, 16, 32)
 PAPER_GRID = (1, 2, 4)
@@ -37,8 +46,13 @@ _ANY_SIZE: tuple[dict[str, Any], ...] = (
 class Backbone(nn.Module):
     """Features of a timm network, coarsest last.
 
-    images B,3,H,W → [B,C_i,⌈H/s_i⌉,⌈W/s_i⌉], with C_i = `channels[i]`, s_i = `strides[i]` and
-    s_-1 = `output_stride`.
+    images B,3,H,W → [B,C_i,h_i,w_i], with C_i = `channels[i]`, stride s_i = `strides[i]` and
+    s_-1 = s = `output_stride`. Feature (y, x) is centred on pixel s_i·(y, x) + `offsets[i]`.
+
+    An image is padded at the right and the bottom to the next height and width k·s + 1, so that
+    h_i = k·s/s_i + 1: the last features lie on the image's border or beyond it, and every pixel
+    lies between features. Networks that cut images into patches see a multiple of s instead, and
+    h_i = ⌈H/s_i⌉.
 
     `multi_grid` multiplies the dilations of the blocks of a ResNet's last stage ("auto": 1, 2, 4
     for the paper's `resnet*s`). `resnet_v1` moves each stage's stride from the 3×3 to the first
@@ -60,6 +74,7 @@ class Backbone(nn.Module):
         self.name = name
         self.output_stride = output_stride
         network: Any = _create(name, output_stride, pretrained)
+        symmetric_padding(network)
         self.network = network
         config = getattr(network, "pretrained_cfg", None) or network.default_cfg
         self.mean = tuple(float(v) for v in config["mean"])
@@ -78,59 +93,138 @@ class Backbone(nn.Module):
         self._channels_last_output = getattr(layout, "value", layout) == "NHWC"
         self._joins_branches = isinstance(self.network, HighResolutionNetFeatures)
         self._reductions: list[int] = list(network.feature_info.reduction())
-        self._pad_to = 1
-        self.channels, self.strides = self._probe()
+        self._coarsest = max(*self._reductions, output_stride)
+        self._extra, self._pad_to, self._least = 1, self._coarsest, 1
+        self.pads = True  # False: images as they are, to count a network as its paper does
+        self.channels, self.strides, self.offsets = self._probe()
 
     def forward(self, images: Tensor) -> list[Tensor]:
         height, width = images.shape[-2:]
-        if self._pad_to > 1:
-            pad = (0, -width % self._pad_to, 0, -height % self._pad_to)
-            images = F.pad(images, pad)  # zero is the mean colour
-        features = list(self.network(images))
+        features = list(self.network(self.pad(images)))
         if self._channels_last_output:
             features = [f.permute(0, 3, 1, 2) for f in features]
-        if self._pad_to > 1:
-            features = [
-                f[..., : -(-height // s), : -(-width // s)]
-                for f, s in zip(features, self._reductions, strict=True)
-            ]
         if self._joins_branches:
             features.append(self._join(features))
-        return features
+        if not self.pads or (self._extra and self._pad_to == self.output_stride):
+            return features
+        strides = self._reductions + [self.output_stride] * self._joins_branches
+        return [
+            f[..., : self._count(height, s), : self._count(width, s)]
+            for f, s in zip(features, strides, strict=True)
+        ]
+
+    def pad(self, images: Tensor) -> Tensor:
+        """Images as the network sees them."""
+        if not self.pads:
+            return images
+        height, width = images.shape[-2:]
+        room = (0, self._padded(width) - width, 0, self._padded(height) - height)
+        if torch.compiler.is_exporting() or any(room):
+            images = F.pad(images, room)  # zero is the mean colour
+        return images
+
+    def _padded(self, pixels: int) -> int:
+        """The pixels of an axis that the network sees."""
+        # No negative numbers: what an exported graph divides is rounded towards zero.
+        pad_to = self._pad_to
+        padded = (pixels - self._extra + pad_to - 1) // pad_to * pad_to + self._extra
+        if self._least == 1:
+            return padded
+        return larger(padded, self._least)
+
+    def _count(self, pixels: int, stride: int) -> int:
+        """How many features of this stride an image of so many pixels has."""
+        if not self._extra:
+            return (pixels + stride - 1) // stride
+        cells = (pixels + self.output_stride - 2) // self.output_stride
+        if self._least > 1:
+            cells = larger(cells, 1)
+        return cells * self.output_stride // stride + 1
+
+    def mask(self, images: Tensor, valid: Tensor | None = None) -> Tensor | None:
+        """1,h,w or B,h,w: which of the last features lie on images B,3,H,W, not on padding.
+
+        `valid` (B,H,W) is False where the images themselves are padded. None where no feature
+        lies on padding.
+        """
+        height, width = images.shape[-2:]
+        s = self.output_stride
+        if valid is not None:
+            rows, columns = (
+                self.placement.pixels(self._count(n, s), n).to(images.device)
+                for n in (height, width)
+            )
+            on_image = valid[:, rows][:, :, columns].bool()
+            inside = self.mask(images)
+            return on_image if inside is None else on_image & inside
+        if not self._extra or not self.pads:
+            return None
+        counts = [self._count(n, s) for n in (height, width)]
+        whole = [(count - 1) * s + 1 for count in counts]
+        if not torch.compiler.is_exporting() and whole == [height, width]:
+            return None
+        down, across = (
+            torch.arange(count, device=images.device) * s < n
+            for count, n in zip(counts, (height, width), strict=True)
+        )
+        return (down[:, None] & across)[None]
+
+    @property
+    def placement(self) -> Placement:
+        """Of the last features."""
+        return Placement(self.output_stride, self.offsets[-1])
 
     def _join(self, features: list[Tensor]) -> Tensor:
         """HRNet's branches, resized to the asked stride and stacked: B,ΣC,H/s,W/s."""
-        height, width = features[self._reductions.index(self.output_stride)].shape[-2:]
-        size = (height, width)
+        size = features[self._reductions.index(self.output_stride)].shape[-2:]
         parts = []
         for feature, reduction in zip(features, self._reductions, strict=True):
             if reduction < 4:  # the stem, not a branch
                 continue
             if reduction < self.output_stride:
-                feature = region_means(feature, size)
+                feature = thin_out(feature, self.output_stride // reduction)
             elif reduction > self.output_stride:
-                feature = F.interpolate(feature, size, mode="bilinear", align_corners=True)
+                feature = upsample(feature, size, reduction // self.output_stride)
             parts.append(feature)
         return torch.cat(parts, 1)
 
-    def _probe(self) -> tuple[list[int], list[int]]:
-        """Channels and strides, measured; turns padding on where the network needs it."""
+    def _probe(self) -> tuple[list[int], list[int], list[float]]:
+        """Channels, strides and offsets, measured; finds the padding that the network needs."""
         device = next(self.parameters()).device
         asked = self.output_stride
         problem = ""
-        coarsest = max(*self._reductions, asked)
-        for pad_to in (1, coarsest, 2 * coarsest):
-            self._pad_to = pad_to
+        coarsest = self._coarsest
+        # Some cannot do a feature map of one position, some only sizes that halve evenly.
+        # An average of 2×2 has no values of a single one, in some engines.
+        averages = any(
+            isinstance(m, nn.AvgPool2d) and m.stride != 1 for m in self.network.modules()
+        )
+        for extra, pad_to, least in (
+            (1, coarsest, coarsest + 1 if averages else 1),
+            (1, coarsest, coarsest + 1),
+            (0, coarsest, 1),
+            (0, 2 * coarsest, 1),
+        ):
+            self._extra, self._pad_to, self._least = extra, pad_to, least
+            calls: list[Layer] = []
             try:
                 with _evaluating(self):
-                    outputs = [self(torch.zeros(1, 3, *s, device=device)) for s in _PROBE_SIZES]
+                    small = self(torch.zeros(1, 3, *_PROBE_SIZES[0], device=device))
+                    outputs = [small, self(torch.zeros(1, 3, 1, 1, device=device))]
+                    rows = 8 * pad_to + extra
+                    with moving_layers(self.network, calls):
+                        self.network(torch.zeros(1, 3, rows, rows, device=device))
             except (RuntimeError, AssertionError, ValueError) as error:
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
                 continue
-            expected = [(-(-h // asked), -(-w // asked)) for h, w in _PROBE_SIZES]
-            if [tuple(f[-1].shape[-2:]) for f in outputs] == expected:
-                strides = self._reductions + [asked] * self._joins_branches
-                return [f.shape[1] for f in outputs[0]], strides
+            strides = self._reductions + [asked] * self._joins_branches
+            expected = [
+                [tuple(self._count(n, s) for n in size) for s in strides] for size in _PROBE_SIZES
+            ]
+            shapes = [[tuple(f.shape[-2:]) for f in found] for found in outputs]
+            if shapes == expected and strides[-1] == asked:
+                found = offsets(calls, rows, strides, patches=not extra)
+                return [f.shape[1] for f in outputs[0]], strides, found
             problem = f"its last feature has stride {self._reductions[-1]}"
         if self._reductions[-1] != asked:
             raise UserError(

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hemnet.errors import UserError
 from hemnet.nn.backbone import Backbone
 from hemnet.nn.fuse import fold_batch_norms
+from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS, AuxiliaryHead
 from hemnet.nn.picture import read_picture
 from hemnet.nn.weights import WeightsReport, load_weights
@@ -72,6 +72,8 @@ class Segmenter(nn.Module):
         except (TypeError, ValueError) as error:
             raise UserError(f"model {config.model!r}: {error}") from None
         self.auxiliary = AuxiliaryHead(channels, config.num_classes) if config.auxiliary else None
+        # At which of the backbone's strides the two heads give their logits.
+        self._levels = getattr(self.head, "level", -1), -2
         mean, std = self.backbone.mean, self.backbone.std
         if weights is not None and weights != "imagenet":
             report = self.weights_report = load_weights(self.backbone.network, weights)
@@ -86,36 +88,64 @@ class Segmenter(nn.Module):
 
     @overload
     def forward(
-        self, images: Tensor, auxiliary: Literal[False] = False, stride: int = 1
+        self,
+        images: Tensor,
+        auxiliary: Literal[False] = False,
+        stride: int = 1,
+        valid: Tensor | None = None,
     ) -> Tensor: ...
     @overload
     def forward(
-        self, images: Tensor, auxiliary: Literal[True], stride: int = 1
+        self,
+        images: Tensor,
+        auxiliary: Literal[True],
+        stride: int = 1,
+        valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
     def forward(
-        self, images: Tensor, auxiliary: bool = False, stride: int = 1
+        self,
+        images: Tensor,
+        auxiliary: bool = False,
+        stride: int = 1,
+        valid: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Logits; with `auxiliary=True` also the auxiliary head's, for a training loss.
 
-        `stride` gives those of every so many-th pixel alone, where it divides H − 1 and W − 1.
+        `stride` gives the logits of every stride-th pixel alone. `valid` (B,H,W) is False where
+        images of different sizes were padded to one: that takes no part in what is pooled over
+        an image, such as EM.
         """
         if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(
                 "images must be float, normalised, of shape B,3,H,W, not "
                 f"{images.dtype} of shape {tuple(images.shape)}"
             )
+        height, width = images.shape[-2:]
         features = self.backbone(images)
-        size = [(side - 1) // stride + 1 for side in images.shape[-2:]]
-        logits = self._resize(self.head(features), size)
+        logits = self.head(features, self.backbone.mask(images, valid))
+        logits = self.upsample(logits, (height, width), stride, self._levels[0])
         if not auxiliary:
             return logits
         if self.auxiliary is None:
             raise ValueError("this model has no auxiliary head: create it with auxiliary=True")
-        return logits, self._resize(self.auxiliary(features), size)
+        second = self.auxiliary(features)
+        return logits, self.upsample(second, (height, width), stride, self._levels[1])
 
-    @staticmethod
-    def _resize(logits: Tensor, size: Sequence[int]) -> Tensor:
-        return F.interpolate(logits, list(size), mode="bilinear", align_corners=True)
+    def upsample(
+        self, logits: Tensor, size: Sequence[int], stride: int = 1, level: int = -1
+    ) -> Tensor:
+        """A head's logits at the pixels of an image, or at every stride-th of them.
+
+        `level` is the number of the backbone's feature whose grid the logits are on.
+        """
+        step, offset = self.backbone.strides[level], self.backbone.offsets[level]
+        if (
+            stride > 1 and step % stride == 0 and offset == 0
+        ):  # the wanted grid is a coarser one of pixels
+            size = [(side - 1) // stride + 1 for side in size]
+            return upsample(logits, size, step // stride)
+        logits = upsample(logits, size, step, offset)
+        return logits[..., ::stride, ::stride]
 
     def normalise(self, picture: NDArray[np.uint8]) -> Tensor:
         """H,W,3 RGB bytes → 1,3,H,W on the model's device, in its normalisation."""

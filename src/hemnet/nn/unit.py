@@ -60,7 +60,7 @@ class EMUnit(nn.Module, ABC):
         self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
         self.bases = MovingAverage(torch.empty(bases, channels), decay)
-        self._kept: Tensor | None = None
+        self._kept: tuple[Tensor, Tensor | None] | None = None  # features and their weights
         self._passes = 0
         self._warned = False
 
@@ -79,7 +79,12 @@ class EMUnit(nn.Module, ABC):
             nn.init.normal_(self.bases.value, std=math.sqrt(2 / count))
             self.bases.value.copy_(F.normalize(self.bases.value, dim=-1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: B,C,H,W → B,C,H,W.
+
+        `mask`: B,H,W or 1,H,W, True or 1 where a position is part of the image. What is not, such
+        as padding, takes no part in EM; it is rebuilt from the bases like any other position.
+        """
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(
                 f"expected an input of shape (batch, {self.channels}, height, width); "
@@ -87,15 +92,17 @@ class EMUnit(nn.Module, ABC):
             )
         features = self.scale(self.conv_in(x))
         flat = features.flatten(2).mT  # B,N,C: a view of either memory format
-        sample = None if torch.compiler.is_exporting() else _sample(flat)
-        if self.training and sample is not None:
-            variance = self._tracked_variance(sample)
-            result = self._attend(flat, self.bases.begin(self.parameters()), variance)
+        weights = None if mask is None else _position_weights(mask, x)
+        looked_at = None if torch.compiler.is_exporting() else (_sample(flat), _thinned(weights))
+        if self.training and looked_at is not None:
+            variance = self._tracked_variance(*looked_at)
+            start = self.bases.begin(self.parameters())
+            result = self._attend(flat, start, variance, weights)
             self.bases.update(result.bases)
         else:
-            result = self._attend(flat, self.bases.value, self.variance)
-        if sample is not None:
-            self._observe(sample)
+            result = self._attend(flat, self.bases.value, self.variance, weights)
+        if looked_at is not None:
+            self._observe(*looked_at)
         rebuilt = self.conv_out(F.relu(_rebuild(result, features)))
         return F.relu(self._add_branch(x, rebuilt))
 
@@ -117,10 +124,12 @@ class EMUnit(nn.Module, ABC):
         if x is None and self._kept is None:
             raise RuntimeError("no features to read health from: run a forward pass or give x")
         with torch.no_grad():
-            flat = self._kept if x is None else self._features(x)
-            assert flat is not None
-            result = self._attend(flat, self.bases.value, self.variance)
-        return read_health(flat, self.bases.value, result.responsibilities, self.variance)
+            seen = self._kept if x is None else (self._features(x), None)
+            assert seen is not None
+            flat, weights = seen
+            result = self._attend(flat, self.bases.value, self.variance, weights)
+        gamma, start = result.responsibilities, self.bases.value
+        return read_health(flat, start, gamma, self.variance, weights)
 
     def _features(self, x: Tensor) -> Tensor:
         """What EM sees of x: B,C,H,W in evaluation: B,N,C."""
@@ -140,16 +149,18 @@ class EMUnit(nn.Module, ABC):
     def variance(self) -> float | Tensor:
         """σ² of an evaluation pass."""
 
-    def _tracked_variance(self, sample: Tensor) -> float | Tensor:
-        """σ² of a training pass, which may learn from its sample B,n,C."""
+    def _tracked_variance(self, sample: Tensor, weights: Tensor | None) -> float | Tensor:
+        """σ² of a training pass, which may learn from its sample B,n,C with weights B,n."""
         return self.variance
 
     @abstractmethod
-    def _attend(self, x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
-        """Fit bases: K,C to x: B,N,C."""
+    def _attend(
+        self, x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
+    ) -> EMResult:
+        """Fit bases: K,C to x: B,N,C whose positions count as weights: B,N or 1,N say."""
 
-    def _observe(self, sample: Tensor) -> None:
-        self._kept = sample[:KEPT_IMAGES]
+    def _observe(self, sample: Tensor, weights: Tensor | None) -> None:
+        self._kept = sample[:KEPT_IMAGES], None if weights is None else weights[:KEPT_IMAGES]
         if self.training and not torch.compiler.is_compiling():
             self._passes += 1
             if self._passes % CHECK_EVERY == 0:
@@ -210,8 +221,28 @@ class _GradientTimes(torch.autograd.Function):
 @torch.no_grad()
 def _sample(x: Tensor) -> Tensor:
     """Evenly spaced positions of x: B,N,C in float32. The same for an image in any batch."""
+    return wide(x[:, _sampled(x)]).clone()
+
+
+def _sampled(x: Tensor) -> slice:
+    """Which of the positions, x: B,N or B,N,C, a sample has."""
     stride = max(1, x.shape[1] // SAMPLE)
-    return wide(x[:, ::stride][:, :SAMPLE]).clone()
+    return slice(0, min(SAMPLE * stride, x.shape[1]), stride)
+
+
+def _thinned(weights: Tensor | None) -> Tensor | None:
+    """The weights B,n of the positions of a sample."""
+    return None if weights is None else weights[:, _sampled(weights)].clone()
+
+
+def _position_weights(mask: Tensor, x: Tensor) -> Tensor:
+    """mask: B,H,W or 1,H,W as weights of positions: B,N or 1,N."""
+    if mask.ndim != 3 or mask.shape[0] not in (1, x.shape[0]) or mask.shape[1:] != x.shape[2:]:
+        raise ValueError(
+            f"mask must have the shape (batch, height, width) of the input {tuple(x.shape)}; "
+            f"got {tuple(mask.shape)}"
+        )
+    return mask.flatten(1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 def _advice(health: Health, follows: bool) -> str:

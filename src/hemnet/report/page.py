@@ -19,6 +19,7 @@ from hemnet.engine.evaluate import evaluate, normalisation
 from hemnet.engine.load import load_model, run_dataset
 from hemnet.engine.metrics import Evaluation, ImageScore
 from hemnet.engine.pictures import Example, examples
+from hemnet.engine.runlog import is_metrics
 from hemnet.errors import UserError
 from hemnet.nn.segmenter import Segmenter
 from hemnet.study.unit import UnitTrace, spread_out, trace_unit
@@ -131,14 +132,16 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True)):
+    for number, text in enumerate(
+        path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    ):
         if not text.endswith("\n"):
             break
         try:
             lines.append(json.loads(text))
         except ValueError:
             raise UserError(f"{path} is damaged in line {number + 1}: it is not JSON.") from None
-    return [line for line in lines if isinstance(line, dict) and "kind" in line]
+    return [line for line in lines if is_metrics(line)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

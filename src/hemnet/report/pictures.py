@@ -15,6 +15,7 @@ from torch import Tensor
 from hemnet.data.labels import Colour
 from hemnet.data.show import colour_labels
 from hemnet.engine.pictures import Example, mistakes
+from hemnet.nn.geometry import Placement
 
 LONGEST = 320  # pixels of a picture's longer side
 
@@ -47,9 +48,10 @@ def example_panels(example: Example, palette: Sequence[Colour]) -> list[tuple[st
     ]
 
 
-def heat_map(values: Tensor, highest: float, size: tuple[int, int]) -> str:
+def heat_map(values: Tensor, highest: float, size: tuple[int, int], placement: Placement) -> str:
     """A map h,w from 0 to `highest` as a picture of H,W pixels, smoothed."""
-    scaled = (values / max(highest, 1e-12)).clamp(0, 1).mul(255).byte().cpu().numpy()
+    large = placement.upsample(values[None, None].float(), size)[0, 0]
+    scaled = (large / max(highest, 1e-12)).clamp(0, 1).mul(255).byte().cpu().numpy()
     factor = min(1.0, 160 / max(size))
     wide = (max(1, round(size[1] * factor)), max(1, round(size[0] * factor)))
     grey = Image.fromarray(scaled).resize(wide, Image.Resampling.BICUBIC)

@@ -140,12 +140,13 @@ def attention(run: Run) -> str:
     chosen = most_distinct(maps[-1], MAPS)
     highest = [max(float(gamma[k].max()) for gamma in maps) for k in chosen]
     size = (example.mask.shape[0], example.mask.shape[1])
+    place = run.unit.placement
     cells = [f'<img src="{photograph(example.image)}" alt="the image">']
     cells += [f'<div class="head">basis {k + 1}</div>' for k in chosen]
     for t, gamma in enumerate(maps, start=1):
         cells.append(f'<div class="head">iteration {t}</div>')
         cells += [
-            f'<img src="{heat_map(gamma[k], top, size)}" alt="basis {k + 1}, iteration {t}">'
+            f'<img src="{heat_map(gamma[k], top, size, place)}" alt="basis {k + 1}, iteration {t}">'
             for k, top in zip(chosen, highest, strict=True)
         ]
     columns = f"grid-template-columns: repeat({len(chosen) + 1}, 1fr)"

@@ -15,6 +15,7 @@ from hemnet.data.transforms import normalise
 from hemnet.em import r_step
 from hemnet.engine.evaluate import normalisation
 from hemnet.errors import UserError
+from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
 from hemnet.progress import track
 from hemnet.study.unit import find_unit, iterate, most_distinct, settings_of, watching
@@ -22,12 +23,13 @@ from hemnet.study.unit import find_unit, iterate, most_distinct, settings_of, wa
 
 @dataclass(frozen=True)
 class Look:
-    """One image through the unit. h,w: the unit's positions."""
+    """One image through the unit. h,w: the unit's positions on it."""
 
     features: Tensor  # C,h,w: x
     responsibilities: list[Tensor]  # of every iteration K,h,w
     rebuilt: list[Tensor]  # of every iteration C,h,w: γ⁽ᵗ⁾μ⁽ᵗ⁾
     prediction: Tensor  # H,W
+    placement: Placement  # of h,w on H,W
 
 
 @torch.inference_mode()
@@ -45,7 +47,8 @@ def look(model: Segmenter, image: Tensor, iterations: int | None = None) -> Look
     for gamma, bases in iterate(x, unit.bases.value.float(), settings_of(unit, iterations)):
         maps.append(gamma[0].mT.unflatten(1, size).cpu())
         rebuilt.append(r_step(gamma, bases)[0].mT.unflatten(1, size).cpu())
-    return Look(kept[-1][0].cpu(), maps, rebuilt, logits.argmax(1)[0].cpu())
+    prediction = logits.argmax(1)[0].cpu()
+    return Look(kept[-1][0].cpu(), maps, rebuilt, prediction, model.backbone.placement)
 
 
 def choose_bases(seen: Look, count: int, wanted: Sequence[int] | None = None) -> list[int]:
@@ -110,9 +113,10 @@ def class_shares(
     count = min(len(dataset), limit or len(dataset))
     for index in track(range(count), "attention by class", total=count):
         image, mask = dataset.read(index)
-        gamma = look(model, image).responsibilities[-1].double()  # K,h,w
-        near = F.interpolate(mask[None, None].float(), gamma.shape[1:], mode="nearest-exact")
-        labels = near[0, 0].long()
+        seen = look(model, image)
+        gamma = seen.responsibilities[-1].double()  # K,h,w
+        rows, columns = map(seen.placement.pixels, gamma.shape[1:], mask.shape)
+        labels = mask[rows][:, columns].long()
         known = labels != VOID
         one_hot = F.one_hot(labels[known], dataset.num_classes).double()  # n,classes
         found = gamma[:, known] @ one_hot

@@ -35,8 +35,16 @@ def draw_attention(
     stem: Path,
 ) -> list[Path]:
     """Above: image, label, prediction, x. Below: a row for each iteration in `shown`."""
-    pictures = main_colours([seen.features, *seen.rebuilt])
     height, width = image.shape[1:]
+    place = seen.placement
+
+    def at_pixels(maps: Tensor) -> NDArray[Any]:
+        """h,w or h,w,3 → H,W or H,W,3."""
+        flat = maps[None] if maps.ndim == 2 else maps.permute(2, 0, 1)
+        large = place.upsample(flat[None], (height, width))[0]
+        return (large[0] if maps.ndim == 2 else large.permute(1, 2, 0)).numpy()
+
+    pictures = [at_pixels(one) for one in main_colours([seen.features, *seen.rebuilt])]
     columns, rows, tile = max(len(bases) + 1, 4), 1 + len(shown), 1.45
     high = tile * height / width
     figure = Figure(figsize=(tile * columns + 0.4, high * rows + 1.42), dpi=200)
@@ -61,20 +69,20 @@ def draw_attention(
         head.append(("mistakes", mistakes(found)))
     for axis, (name, picture) in zip(axes[0], head, strict=False):
         _show(axis, picture, size, name)
-    _show(axes[0, -1], pictures[0].numpy(), size, "features x")
+    _show(axes[0, -1], pictures[0], size, "features x")
     most = max(float(seen.responsibilities[t - 1][list(bases)].max()) for t in shown)
     for line, t in zip(axes[1:], shown, strict=True):
         first = t == shown[0]
         for axis, k in zip(line, bases, strict=False):
-            gamma = seen.responsibilities[t - 1][k].numpy()
+            gamma = at_pixels(seen.responsibilities[t - 1][k])
             drawn = _show(axis, gamma, size, f"basis {k + 1}" if first else "", vmax=most)
-        _show(line[-1], pictures[t].numpy(), size, "rebuilt x̃" if first else "")
+        _show(line[-1], pictures[t], size, "rebuilt x̃" if first else "")
         line[0].text(
             -0.05, 0.5, f"t = {t}", transform=line[0].transAxes, rotation=90,
             ha="right", va="center", fontsize=10, color=INK,
         )  # fmt: skip
-    place = figure.add_axes((0.4 / wide, 0.36 / total, 0.3, 0.1 / total))
-    bar = figure.colorbar(drawn, cax=place, orientation="horizontal")
+    beside = figure.add_axes((0.4 / wide, 0.36 / total, 0.3, 0.1 / total))
+    bar = figure.colorbar(drawn, cax=beside, orientation="horizontal")
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=9)
     bar.ax.set_title("attention γ", fontsize=9.5, loc="left", pad=3)

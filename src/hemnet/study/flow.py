@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,7 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
         total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
         for part in parts:
             images = part.images.contiguous(memory_format=layout_of(config))
-            (loss.of(model, images, part.masks) / total).backward()
+            (loss.of(model, images, part.masks, part.valid) / total).backward()
         if optim.clip is not None:
             torch.nn.utils.clip_grad_norm_(trained(model), optim.clip)
         optimizer.step()
@@ -117,7 +118,10 @@ def _validation(
 def fixed_samples(
     config: TrainConfig, dataset: SegmentationDataset, model: Segmenter, samples: int
 ) -> list[Batch]:
-    """The same randomly chosen training samples for every model, in batches as in training."""
+    """The same randomly chosen training samples for every model, in batches nearly as in training.
+
+    100 samples at a batch size of 16 are seven batches of 14 or 15.
+    """
     size = min(config.optim.batch_size // config.optim.accumulate, samples)
     device = next(model.parameters()).device
     batches = iter(
@@ -129,11 +133,19 @@ def fixed_samples(
             device=device,
         )
     )
-    return [next(batches) for _ in range(max(1, samples // size))]
+    count = math.ceil(samples / size)
+    drawn = [next(batches) for _ in range(count)]
+    images = torch.cat([batch.images for batch in drawn])[:samples]
+    masks = torch.cat([batch.masks for batch in drawn])[:samples]
+    ids = iter([name for batch in drawn for name in batch.ids])
+    return [
+        Batch(some, labels, [next(ids) for _ in labels])
+        for some, labels in zip(images.tensor_split(count), masks.tensor_split(count), strict=True)
+    ]
 
 
 def mean_loss(loss: SegmentationLoss, batch: Batch, model: nn.Module) -> torch.Tensor:
-    total = loss.of(model, batch.images, batch.masks)
+    total = loss.of(model, batch.images, batch.masks, batch.valid)
     return total / max(float(loss.total(batch.masks)), 1.0)
 
 
@@ -150,7 +162,9 @@ def measure(model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]) ->
             "no gradient reaches the unit's iterations: it adds nothing to its input yet. Measure "
             "a trained model, or one that starts otherwise, with --model.options.gain 0.3"
         )
+    samples = sum(len(batch.masks) for batch in fixed)
     for batch in fixed:
+        share = len(batch.masks) / samples
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SAMPLE_SEED)  # the same dropout every time
             flow = model_gradient_flow(model, partial(mean_loss, loss, batch))
@@ -165,7 +179,7 @@ def measure(model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]) ->
             "e_step_total": flow.e_step.sum(0).abs().mean(),
         }
         for key, value in found.items():
-            sums[key] = sums.get(key, torch.zeros_like(value)) + value / len(fixed)
+            sums[key] = sums.get(key, torch.zeros_like(value)) + value * share
         weights = effective_weights(flow.step_sizes)
     with torch.no_grad():
         health = unit.health() if unit._kept is not None else None

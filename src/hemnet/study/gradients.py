@@ -34,6 +34,7 @@ class GradientFlow:
     responsibilities: Tensor  # T,B,N,K, not a gradient: γ⁽ᵗ⁾
     elbo: Tensor  # T,B after the N-step
     step_sizes: Tensor  # T
+    weights: Tensor | None = None  # B,N: how much a position counts
 
     @property
     def total(self) -> Tensor:
@@ -41,9 +42,11 @@ class GradientFlow:
         return (self.n_step + self.e_step).sum(0)
 
     def n_step_closed_form(self) -> Tensor:
-        """T,B,N,C: Σ_k η_t · γ_nk⁽ᵗ⁾/N_k⁽ᵗ⁾ · ∂loss/∂μ_k⁽ᵗ⁾, which `n_step` must equal."""
-        mass = self.responsibilities.sum(2, keepdim=True)
-        weight = self.responsibilities / mass * self.step_sizes.view(-1, 1, 1, 1)
+        """T,B,N,C: Σ_k η_t · w_n γ_nk⁽ᵗ⁾/N_k⁽ᵗ⁾ · ∂loss/∂μ_k⁽ᵗ⁾, which `n_step` must equal."""
+        gamma = self.responsibilities
+        if self.weights is not None:
+            gamma = gamma * self.weights[..., None]
+        weight = gamma / gamma.sum(2, keepdim=True) * self.step_sizes.view(-1, 1, 1, 1)
         return weight @ self.bases
 
 
@@ -68,6 +71,7 @@ class Unrolled:
         variance: float | Tensor | None = None,
         kernel: str = "dot",
         unit_length: bool = False,
+        weights: Tensor | None = None,
     ) -> None:
         check_iterations(iterations)
         steps = check_steps(step_size, iterations)
@@ -80,15 +84,16 @@ class Unrolled:
             for leaves in (self.e_leaves, self.n_leaves):
                 leaves.append(x.detach().clone().requires_grad_())
             gamma = e_step(self.e_leaves[-1], bases, variance, kernel)
-            bases = n_step(self.n_leaves[-1], bases, gamma, step)
+            bases = n_step(self.n_leaves[-1], bases, gamma, step, weights)
             if unit_length:
                 bases = F.normalize(bases, dim=-1)
             self.bases.append(bases)
             self.responsibilities.append(gamma)
             with torch.no_grad():
-                bounds.append(elbo(x, bases, gamma, variance))
+                bounds.append(elbo(x, bases, gamma, variance, weights))
         self.result = EMResult(self.bases[-1], self.responsibilities[-1])
         self.elbo = torch.stack(bounds)
+        self.weights = weights
         self.step_sizes = torch.as_tensor(steps, dtype=x.dtype, device=x.device).detach()
 
     def gradients(self, loss: Tensor) -> GradientFlow:
@@ -96,7 +101,7 @@ class Unrolled:
         found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
         n, e, mu = (torch.stack(part) for part in _thirds(found))
         gamma = torch.stack([g.detach() for g in self.responsibilities])
-        return GradientFlow(n, e, mu, gamma, self.elbo, self.step_sizes)
+        return GradientFlow(n, e, mu, gamma, self.elbo, self.step_sizes, self.weights)
 
 
 def _thirds(items: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
@@ -125,10 +130,12 @@ def leaf_copies(unit: HighwayEMAttention | EMAttention, kept: list[Unrolled]) ->
     The unit's output is what it always is; no gradient goes past the leaves to what is before it.
     """
 
-    def attend(x: Tensor, bases: Tensor, variance: float | Tensor) -> EMResult:
+    def attend(
+        x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
+    ) -> EMResult:
         how = settings_of(unit)
-        steps, kernel = how.steps, how.kernel
-        kept.append(Unrolled(x, bases, len(steps), steps, variance, kernel, how.unit_length))
+        steps, kernel, unit_length = how.steps, how.kernel, how.unit_length
+        kept.append(Unrolled(x, bases, len(steps), steps, variance, kernel, unit_length, weights))
         result = kept[-1].result
         if isinstance(unit, EMAttention):  # its results are constants
             return EMResult(*(t.detach() for t in result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ import hemnet
 from hemnet.em.checks import Steps, check_steps
 from hemnet.em.solver import constant_em
 from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
+from hemnet.nn.geometry import Placement
+from hemnet.nn.segmenter import Segmenter
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class UnitTrace:
     bound: list[float]
     iterations: int  # that the model itself runs
     health: hemnet.Health
+    placement: Placement  # of h,w on the images
 
 
 def find_unit(model: nn.Module) -> HighwayEMAttention | EMAttention | None:
@@ -57,13 +60,36 @@ def settings_of(unit: HighwayEMAttention | EMAttention, iterations: int | None =
 
 @contextmanager
 def watching(unit: HighwayEMAttention | EMAttention) -> Iterator[list[Tensor]]:
-    """Inside, what every pass gives the unit's EM, B,C,h,w in float32, is put into the list."""
+    """Inside, what every pass gives the unit's EM, B,C,h,w in float32, is put into the list.
+
+    Rows and columns that lie on padding are left out: they take no part in EM.
+    """
     kept: list[Tensor] = []
-    handle = unit.scale.register_forward_hook(lambda *call: kept.append(call[2].float()))
+    sizes: list[tuple[int | None, int | None]] = []
+
+    def note_mask(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        mask = named.get("mask", inputs[1] if len(inputs) > 1 else None)
+        sizes.append((None, None) if mask is None else _extent(mask))
+
+    def keep(_: nn.Module, __: Any, features: Tensor) -> None:
+        height, width = sizes[-1]
+        kept.append(features[..., :height, :width].float())
+
+    handles = [
+        unit.register_forward_pre_hook(note_mask, with_kwargs=True),
+        unit.scale.register_forward_hook(keep),
+    ]
     try:
         yield kept
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _extent(mask: Tensor) -> tuple[int, int]:
+    """Height and width of the part of a mask 1,h,w or B,h,w that lies on some image."""
+    on_image = mask.flatten(0, -3).any(0) if mask.ndim > 2 else mask
+    return int(on_image.any(1).sum()), int(on_image.any(0).sum())
 
 
 def iterate(x: Tensor, bases: Tensor, how: Settings) -> Iterator[tuple[Tensor, Tensor]]:
@@ -104,7 +130,8 @@ def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace 
             if len(maps) < own:
                 maps.append(step.responsibilities)
     shaped = [gamma.mT.unflatten(2, features.shape[2:]) for gamma in maps]
-    return UnitTrace(shaped, bound, own, unit.health())
+    placement = model.backbone.placement if isinstance(model, Segmenter) else Placement()
+    return UnitTrace(shaped, bound, own, unit.health(), placement)
 
 
 def _per_position(elbo: Tensor, x: Tensor) -> float:

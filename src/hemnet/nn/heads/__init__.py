@@ -1,7 +1,10 @@
 """Segmentation heads: from a backbone's features to class logits.
 
 Every head is made with (channels, strides, num_classes, **options) and maps the list of features
-to B,classes,h,w; the segmenter resizes that to the image.
+to B,classes,h,w; the segmenter resizes that to the image. A second argument, a mask 1,h,w or
+B,h,w of the last features, is 0 where a feature lies on padding: what a head collects over the
+whole image leaves these out. A head whose logits are not on the grid of the last features says
+so by `level`, the number of the features they are on.
 """
 
 from torch import nn

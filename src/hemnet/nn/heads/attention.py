@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
-from hemnet.nn.heads.layers import MIXED, classifier, conv_bn_relu
+from hemnet.nn.heads.layers import MIXED, attended, classifier, conv_bn_relu
 
 
 class AttentionHead(nn.Module):
@@ -32,8 +32,8 @@ class AttentionHead(nn.Module):
         self.mix = conv_bn_relu(width, MIXED, 3)
         self.classifier = classifier(MIXED, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(self.mix(self.attention(self.reduce(features[-1]))))
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        return self.classifier(self.mix(self.attention(self.reduce(features[-1]), mask)))
 
 
 class HEMHead(AttentionHead):
@@ -76,9 +76,10 @@ class NonLocalAttention(nn.Module):
             nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (f(x).flatten(2).transpose(1, 2) for f in (self.query, self.key, self.value))
-        y = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        seen = attended(mask)
+        y = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], seen)[:, 0]
         y = y.transpose(1, 2).unflatten(2, x.shape[-2:])
         return F.relu(x + self.out(y))
 

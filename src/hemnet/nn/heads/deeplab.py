@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from hemnet.nn.heads.layers import classifier, conv_bn_relu
+from hemnet.nn.geometry import upsample
+from hemnet.nn.heads.layers import classifier, conv_bn_relu, masked_mean
 
 # The rates of the DeepLab papers at stride 16, doubled or halved to reach as far on the image.
 _RATES = {8: (12, 24, 36), 16: (6, 12, 18), 32: (3, 6, 9)}
@@ -36,7 +36,8 @@ class DeepLabV3PlusHead(nn.Module):
                 "deeplabv3plus needs a feature of stride 4 for its decoder; this backbone has "
                 f"strides {sorted(set(strides))}"
             )
-        self.detail_index = len(strides) - 1 - list(strides)[::-1].index(4)
+        self.level = self.detail_index = len(strides) - 1 - list(strides)[::-1].index(4)
+        self.factor = strides[-1] // 4
         inputs = channels[-1]
         self.branches = nn.ModuleList([conv_bn_relu(inputs, width)])
         for rate in _RATES[strides[-1]]:
@@ -49,9 +50,12 @@ class DeepLabV3PlusHead(nn.Module):
         )
         self.classifier = classifier(width, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         detail, x = features[self.detail_index], features[-1]
-        pooled = self.pool(x.mean((-2, -1), keepdim=True)).expand(-1, -1, *x.shape[-2:])
+        pooled = self.pool(masked_mean(x, mask)).expand(-1, -1, *x.shape[-2:])
         x = self.project(torch.cat([*(branch(x) for branch in self.branches), pooled], 1))
-        x = F.interpolate(x, detail.shape[-2:], mode="bilinear", align_corners=True)
+        # Patches are cut at both strides alike: there are `factor` times as many of the small ones.
+        patches = x.shape[-2] * self.factor == detail.shape[-2]
+        offset = (self.factor - 1) / 2 if patches else 0.0
+        x = upsample(x, detail.shape[-2:], self.factor, offset)
         return self.classifier(self.decode(torch.cat([x, self.detail(detail)], 1)))

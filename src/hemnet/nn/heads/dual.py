@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.em.steps import no_autocast
-from hemnet.nn.heads.layers import classifier, conv_bn_relu
+from hemnet.nn.heads.layers import attended, classifier, conv_bn_relu
 
 
 class PositionAttention(nn.Module):
@@ -27,10 +27,11 @@ class PositionAttention(nn.Module):
         self.value = nn.Conv2d(channels, channels, 1)
         self.scale = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (f(x).flatten(2).transpose(1, 2) for f in (self.query, self.key, self.value))
         # No 1/√C in this paper; the fused kernel needs no N×N matrix in memory.
-        out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=1.0)
+        seen = attended(mask)
+        out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], seen, scale=1.0)
         return x + self.scale * out[:, 0].transpose(1, 2).reshape(x.shape)
 
 
@@ -41,12 +42,13 @@ class ChannelAttention(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         flat = x.flatten(2)  # B,C,N
+        counted = flat if mask is None else flat * mask.flatten(1)[:, None].to(flat.dtype)
         # Sums over N positions leave half precision's range; softmax of the negative is the
         # same as of max − energy.
         with no_autocast(x):
-            energy = flat.float() @ flat.float().transpose(1, 2)  # B,C,C
+            energy = counted.float() @ flat.float().transpose(1, 2)  # B,C,C
             weights = torch.softmax(-energy, -1)
         return x + self.scale * (weights.to(flat.dtype) @ flat).view_as(x)
 
@@ -72,6 +74,10 @@ class DualAttentionHead(nn.Module):
         )
         self.classifier = classifier(width, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = features[-1]
-        return self.classifier(self.position(x) + self.channel(x))
+        branches = [
+            convert(attend(reduce(x), mask))
+            for reduce, attend, convert in (self.position, self.channel)
+        ]
+        return self.classifier(branches[0] + branches[1])

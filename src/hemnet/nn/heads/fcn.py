@@ -32,7 +32,7 @@ class FCNHead(nn.Module):
             self.convolutions.append(conv_bn_relu(hidden, MIXED, 3))
         self.classifier = classifier(last, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         return self.classifier(self.convolutions(features[-1]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 MIXED = 256  # channels that the classifier of an attention head sees
 
@@ -15,6 +15,19 @@ def conv_bn_relu(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) 
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """B,C,h,w → B,C,1,1, the mean over the positions in mask: B,h,w or 1,h,w."""
+    if mask is None:
+        return x.mean((-2, -1), keepdim=True)
+    weights = mask[:, None].to(x.dtype)
+    return (x * weights).sum((-2, -1), keepdim=True) / weights.sum((-2, -1), keepdim=True).clamp(1)
+
+
+def attended(mask: Tensor | None) -> Tensor | None:
+    """mask: B,h,w as the keys that attention may look at, B,1,1,N."""
+    return None if mask is None else mask.bool().flatten(1)[:, None, None]
 
 
 def classifier(inputs: int, num_classes: int, dropout: float) -> nn.Sequential:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hemnet.nn.geometry import upsample
 from hemnet.nn.heads.layers import classifier, conv_bn_relu
 
 # Past this many source positions, one tile of targets with its own window is cheaper.
@@ -40,8 +41,8 @@ class PSAHead(nn.Module):
         self.mix = conv_bn_relu(2 * channels[-1], width, 3)
         self.classifier = classifier(width, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(self.mix(self.attention(features[-1])))
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        return self.classifier(self.mix(self.attention(features[-1], mask)))
 
 
 class PointwiseSpatialAttention(nn.Module):
@@ -58,18 +59,21 @@ class PointwiseSpatialAttention(nn.Module):
         self.distribute = _Branch(channels, width, mask_size)
         self.project = conv_bn_relu(2 * width, channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        size = x.shape[-2:]
-        small = tuple((n - 1) // self.shrink + 1 for n in size)
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """`valid`: B,h,w or 1,h,w, the positions that others may look at."""
+        height, width = x.shape[-2:]
+        step = self.shrink
+        # Every step-th position, so that small position i is position step·i at any size.
+        valid = None if valid is None else valid[..., ::step, ::step].bool()
         parts = []
         for branch in (self.collect, self.distribute):
-            reduced = F.interpolate(branch.reduce(x), small, mode="bilinear", align_corners=True)
+            reduced = branch.reduce(x)[..., ::step, ::step]
             mask = crop_mask(branch.mask(reduced), branch.mask_size)
             if branch is self.distribute:
                 mask = received(mask)
-            parts.append(weighted_sum(normalised(mask), reduced))
+            parts.append(weighted_sum(normalised(mask, valid), reduced))
         y = self.project(torch.cat(parts, 1))
-        y = F.interpolate(y, size, mode="bilinear", align_corners=True)
+        y = upsample(y, (height, width), step)
         return torch.cat([x, y], 1)
 
 
@@ -105,20 +109,31 @@ def received(mask: Tensor) -> Tensor:
     return mask
 
 
-def normalised(mask: Tensor) -> Tensor:
-    """Softmax over the offsets that stay inside the image. B,p,q,h,w both."""
+def normalised(mask: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Softmax over the offsets that stay inside the image. B,p,q,h,w both.
+
+    `valid`: B,h,w or 1,h,w, what of the map is image. Elsewhere a position looks at itself.
+    """
     p, q, h, w = mask.shape[1:]
-    inside = _inside(p, h, mask)[:, None, :, None] & _inside(q, w, mask)[None, :, None, :]
+    rows, columns = _targets(p, h, mask), _targets(q, w, mask)  # p,h and q,w
+    inside = _inside(rows, h)[:, None, :, None] & _inside(columns, w)[None, :, None, :]
+    if valid is not None:
+        seen = valid[:, rows.clamp(0, h - 1)][..., columns.clamp(0, w - 1)]  # B,p,h,q,w
+        own = (rows[:, None, :1, None] == 0) & (columns[None, :, None, :1] == 0)
+        inside = inside & (seen.transpose(2, 3) | own)
     scores = mask.masked_fill(~inside, float("-inf")).flatten(1, 2)
     # autocast keeps softmax in float32
     return torch.softmax(scores, 1).to(mask.dtype).view_as(mask)
 
 
-def _inside(offsets: int, positions: int, like: Tensor) -> Tensor:
-    """offsets,positions: whether position + offset is inside."""
+def _targets(offsets: int, positions: int, like: Tensor) -> Tensor:
+    """offsets,positions: position + offset."""
     offset = torch.arange(offsets, device=like.device) - offsets // 2
-    target = torch.arange(positions, device=like.device) + offset[:, None]
-    return (target >= 0) & (target < positions)
+    return torch.arange(positions, device=like.device) + offset[:, None]
+
+
+def _inside(targets: Tensor, positions: int) -> Tensor:
+    return (targets >= 0) & (targets < positions)
 
 
 def weighted_sum(mask: Tensor, x: Tensor) -> Tensor:

@@ -35,10 +35,17 @@ class PSPHead(nn.Module):
         self.mix = conv_bn_relu(inputs + part * len(_REGIONS), width, 3)
         self.classifier = classifier(width, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = features[-1]
         parts = [x]
+        weights = None if mask is None else mask[:, None].to(x.dtype)
         for regions, reduce in zip(_REGIONS, self.pools, strict=True):
-            pooled = reduce(region_means(x, (regions, regions)))
+            grid = (regions, regions)
+            if weights is None:
+                means = region_means(x, grid)
+            else:  # a region that is all padding has the mean 0
+                share = region_means(weights, grid).clamp_min(1e-6)
+                means = region_means(x * weights, grid) / share
+            pooled = reduce(means)
             parts.append(F.interpolate(pooled, x.shape[-2:], mode="bilinear", align_corners=True))
         return self.classifier(self.mix(torch.cat(parts, 1)))
