@@ -61,6 +61,7 @@ NOT_RUN = {
     "make": "makes an environment; its targets are compared with the Makefile, and CI runs them",
     "pip install": "makes an environment; the extras are compared with pyproject.toml",
     "hemnet data prepare": "wants archives of gigabytes; test_data_prepare.py converts small ones",
+    "hemnet costs --model": "seconds of counting; test_costs.py does it with small networks",
     "hemnet costs --paper": "seconds of counting; test_costs.py compares every figure of it",
     "hemnet app": "a server; its own tests start one",
     "python benchmarks/": "minutes to hours; each flag must be one that the script knows",

@@ -75,6 +75,7 @@ def stand_ins(root: Path) -> None:
         text = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(text.replace(str(root / data), data))
     shutil.copytree(root / "stand-ins/runs/voc/model", root / "stand-ins/user/model")
+    shutil.copytree(root / "stand-ins/runs/voc", root / "stand-ins/runs/voc_trainval")
 
 
 def tiny(name: str, root: Path) -> TrainConfig:

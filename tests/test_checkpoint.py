@@ -38,7 +38,7 @@ def step(model: hemnet.Segmenter, optimizer: torch.optim.Optimizer, seed: int) -
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "adafactor", "muon"])
 def test_a_loaded_run_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
     model, optimizer = made(name=name)
     step(model, optimizer, 1)
@@ -157,3 +157,62 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read"):
         read_progress(tmp_path / "b.safetensors")
+
+
+def test_the_last_model_can_be_kept_instead_of_the_best(tmp_path: Path) -> None:
+    model, optimizer = made()
+    keeper = Keeper(tmp_path, validates=True, keep="last")
+    keeper.save(model, optimizer, Progress(step=4, best_step=4, best_miou=50.0))
+    step(model, optimizer, 1)
+    keeper.save(model, optimizer, Progress(step=8, best_step=4, best_miou=50.0))
+    assert read_progress(keeper.best).step == 4
+    saved = hemnet.from_pretrained(tmp_path / "model")
+    assert torch.equal(saved.head.mix[0].weight, model.head.mix[0].weight)
+
+
+class Odd(torch.optim.SGD):
+    """Remembers what no optimizer of today does: odd shapes, types and places."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["calls"] = group.get("calls", 0) + 1
+            group["mean"] = torch.full((2,), float(group["calls"]), dtype=torch.float64)
+            for number, parameter in enumerate(group["params"]):
+                state = self.state[parameter]
+                state["rows"] = torch.arange(number + 3)
+                state["mode"] = "warm"
+                state["flags"] = torch.tensor([True, False])
+                state["half"] = torch.ones(1, 2, dtype=torch.bfloat16)
+                state["nothing"] = torch.zeros(0, 3)
+                state["step"] = state.get("step", 0) + 1
+
+
+def test_whatever_an_optimizer_remembers_comes_back(tmp_path: Path) -> None:
+    model, _ = made()
+    first, second = (Odd(model.parameters(), lr=0.1) for _ in range(2))
+    first.step()
+    save_checkpoint(tmp_path / "a.safetensors", model, first, Progress(step=1))
+    load_checkpoint(tmp_path / "a.safetensors", model, second)
+    for optimizer in (first, second):
+        optimizer.step()
+    one, two = first.state_dict(), second.state_dict()
+    assert one["param_groups"][0].pop("mean").equal(two["param_groups"][0].pop("mean"))
+    assert one["param_groups"] == two["param_groups"]
+    assert one["param_groups"][0]["calls"] == 2
+    for index, state in one["state"].items():
+        for name, value in state.items():
+            other = two["state"][index][name]
+            assert type(value) is type(other)
+            same = value.dtype == other.dtype and value.equal(other) if name in (
+                "rows", "flags", "half", "nothing"
+            ) else value == other  # fmt: skip
+            assert same, name
+
+
+def test_another_optimizers_state_is_refused(tmp_path: Path) -> None:
+    model, optimizer = made(name="sgd")
+    step(model, optimizer, 1)
+    save_checkpoint(tmp_path / "a.safetensors", model, optimizer, Progress(step=1))
+    other, adamw = made(name="adamw")
+    with pytest.raises(UserError, match=r"does not fit this optimizer \(it is SGD's\)"):
+        load_checkpoint(tmp_path / "a.safetensors", other, adamw)

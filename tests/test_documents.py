@@ -77,7 +77,7 @@ def furnish(world: Path, folder: Path, text: str) -> None:
     for entry in world.iterdir():
         if entry.name != "stand-ins" and not (entry.name == "mydata" and '"mydata"' in text):
             (shutil.copytree if entry.is_dir() else shutil.copy)(entry, folder / entry.name)
-    for run in ("runs/camvid", "runs/voc", "user/model"):
+    for run in ("runs/camvid", "runs/voc", "runs/voc_trainval", "user/model"):
         if not re.search(rf"--out {run}\s", text):
             shutil.copytree(world / "stand-ins" / run, folder / run)
 

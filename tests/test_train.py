@@ -48,6 +48,7 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert result.step == 8
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
+        ".lock",
         "config.yaml",
         "environment.json",
         "metrics.jsonl",

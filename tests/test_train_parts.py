@@ -1,5 +1,7 @@
 """The parts of training: parameter groups, schedule, loss, freezing, synchronised norms."""
 
+import math
+
 import pytest
 import torch
 from timm.layers.norm_act import SyncBatchNormAct
@@ -9,7 +11,13 @@ from torch.nn import functional as F
 import hemnet
 from hemnet.config import LossConfig, OptimConfig
 from hemnet.data import VOID
-from hemnet.engine.build import freeze_norm, freeze_stages, start_from, synchronise_norms
+from hemnet.engine.build import (
+    freeze_norm,
+    freeze_stages,
+    set_norm_momentum,
+    start_from,
+    synchronise_norms,
+)
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, parameter_groups, rate_at, set_rate
 from hemnet.errors import UserError
@@ -199,3 +207,35 @@ def test_start_from_a_model_whose_gain_is_learned_at_another_rate(tmp_path) -> N
     start_from(second, str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(second.eval()(images), first.eval()(images))
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "tf_efficientnet_lite0"])
+def test_norm_momentum_reaches_every_norm_and_outlives_synchronisation(backbone: str) -> None:
+    model = small(backbone).train()
+    set_norm_momentum(model, 3e-4)
+    model = synchronise_norms(model)
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert norms
+    assert all(norm.momentum == 3e-4 for norm in norms)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5, 0.0, 3.0]])
+@pytest.mark.parametrize("ohem", [None, 0.3, 0.9])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_average_over_all_pixels_counts_void_as_zero(
+    weights: list[float] | None, ohem: float | None, stride: int
+) -> None:
+    masks = masks_with_void()
+    few = masks[:, ::stride, ::stride]
+    logits = torch.randn(4, 5, *few.shape[1:])
+    config = LossConfig(class_weights=weights, ohem=ohem, stride=stride, average="all")
+    loss = SegmentationLoss(config, 5)
+    given = None if weights is None else torch.tensor(weights)
+    losses = F.cross_entropy(logits, few, given, ignore_index=VOID, reduction="none").flatten(1)
+    count = losses.shape[1] if ohem is None else math.ceil(ohem * losses.shape[1])
+    expected = losses.sort(1, descending=True).values[:, :count].mean()
+    found = loss(logits, masks) / loss.total(masks)
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    total = loss.total(masks[:1]) + loss.total(masks[1:])
+    parts = (loss(logits[:1], masks[:1]) + loss(logits[1:], masks[1:])) / total
+    torch.testing.assert_close(parts, found)

@@ -1,6 +1,7 @@
 """The command line: `hemnet COMMAND …`.
 
-Exit code 0 is success, 2 a user's mistake (one clear message, no traceback), 1 anything else.
+Exit code 0 is success, 2 a user's mistake, 1 anything else. What a user or the machine did wrong is
+one clear message; a traceback is a bug of ours.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hemnet.errors import UserError
+from hemnet.errors import UserError, explain
 from hemnet.version import __version__
 
 # Command → module with HELP, add_arguments and run.
@@ -62,5 +63,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output (such as `head`) has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        reason = explain(error)
+        if reason is None:
+            raise
+        print(f"hemnet: {reason}", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)

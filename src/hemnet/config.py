@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
 
@@ -31,6 +32,7 @@ class NetworkConfig:
         options: of the head, such as iterations, step_size, variance or dropout
         freeze_stages: how many of the backbone's stages, stem included, are not trained
         freeze_norm: batch norms keep their statistics, scales and shifts
+        norm_momentum: share of a batch in batch norms' running statistics; null for the network's
     """
 
     name: str = "hemnet"
@@ -44,6 +46,7 @@ class NetworkConfig:
     options: dict[str, Any] = field(default_factory=dict)
     freeze_stages: int = 0
     freeze_norm: bool = False
+    norm_momentum: float | None = None
 
 
 @dataclass
@@ -64,6 +67,7 @@ class DataConfig:
         val_length: how many scenes to validate on; null for 400
         crop: height and width that the network sees in training
         scale: range of the random scale
+        scale_step: draw scales this far apart, both ends included; null for any in the range
         flip: probability of a horizontal flip
         jitter: strength of random colour changes, 0 to 1
         workers: processes that read images
@@ -82,6 +86,7 @@ class DataConfig:
     val_length: int | None = None
     crop: tuple[int, int] = (513, 513)
     scale: tuple[float, float] = (0.5, 2.0)
+    scale_step: float | None = None
     flip: float = 0.5
     jitter: float = 0.0
     workers: int = 2
@@ -92,22 +97,22 @@ class OptimConfig:
     """The optimizer and its schedule: rate · (1 − step/steps)^power.
 
     Args:
-        name: sgd or adamw
+        name: sgd, adamw, lamb, adafactor or muon
         steps: how many times the weights change
         batch_size: images of one step, over all processes and accumulated passes
         accumulate: passes that make one step, each with its share of the batch
         rate: the base learning rate
         power: of the poly schedule; 0 keeps the rate
         warmup: steps over which the rate rises from a tenth
-        momentum: of sgd
-        betas: of adamw
+        momentum: of sgd and muon
+        betas: of adamw, lamb and muon
         weight_decay: of convolution weights; nothing else decays
         bias_rate: the rate of biases is this many times the base rate
         head_rate: the rate of everything but the backbone is this many times the base rate
         clip: largest norm of the gradient; null for no limit
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: Literal["sgd", "adamw", "lamb", "adafactor", "muon"] = "sgd"
     steps: int = 30_000
     batch_size: int = 16
     accumulate: int = 1
@@ -124,19 +129,21 @@ class OptimConfig:
 
 @dataclass
 class LossConfig:
-    """Cross-entropy over all pixels that are not void.
+    """Cross-entropy of the pixels that are not void.
 
     Args:
         auxiliary: weight of the auxiliary head's loss; 0 for no such head
         ohem: share of each image's pixels, the hardest, that count; null for all
         class_weights: one number per class; null for equal ones
         stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
+        average: over valid pixels, or over all, where void counts as a loss of 0
     """
 
     auxiliary: float = 0.0
     ohem: float | None = None
     class_weights: list[float] | None = None
     stride: int = 1
+    average: Literal["valid", "all"] = "valid"
 
 
 @dataclass
@@ -151,6 +158,7 @@ class ValidationConfig:
         overlap: share of the window that neighbours have in common
         iterations: of the attention unit; null for the model's own
         batch_size: images seen at once, where neighbours have the same size
+        keep: which model the run folder offers: best on the validation set, or last
     """
 
     every: int = 1000
@@ -160,6 +168,7 @@ class ValidationConfig:
     overlap: float = 0.25
     iterations: int | None = None
     batch_size: int = 1
+    keep: Literal["best", "last"] = "best"
 
 
 @dataclass
@@ -205,36 +214,59 @@ class TrainConfig:
 
 # What must hold for a number: (smallest, largest).
 _FROM_0, _FROM_1, _SHARE = (0, math.inf), (1, math.inf), (0, 1)
+_LARGEST = 2**31 - 1  # of any whole number but the seed: what torch and NumPy count with
 _RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("model.freeze_stages", "data.workers", "loss.auxiliary", "run.seed"), _FROM_0),
+    **dict.fromkeys(("model.freeze_stages", "loss.auxiliary"), _FROM_0),
+    **dict.fromkeys(("data.size", "data.length", "data.val_length", "model.channels"), _FROM_1),
     **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
-    **dict.fromkeys(("optim.steps", "optim.batch_size", "optim.accumulate"), _FROM_1),
-    **dict.fromkeys(("validation.every", "validation.window", "validation.iterations"), _FROM_1),
-    **dict.fromkeys(("validation.batch_size", "loss.stride"), _FROM_1),
+    **dict.fromkeys(("optim.steps", "optim.accumulate"), _FROM_1),
+    **dict.fromkeys(("validation.every", "validation.window"), _FROM_1),
+    "loss.stride": _FROM_1,
     **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
     **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
+    **dict.fromkeys(("optim.batch_size", "validation.batch_size"), (1, 65_536)),
+    "data.workers": (0, 1024),
+    "run.seed": (0, 2**63 - 1),
+    "optim.bias_rate": (0, 1000),
+    "optim.head_rate": (0, 1000),
     "validation.overlap": (0, 0.9),
+    "validation.iterations": (1, 1000),
 }
-_POSITIVE = ("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem")
+_POSITIVE = (
+    *("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem"),
+    *("data.scale_step", "model.norm_momentum"),
+)
 
 
 def check_config(config: TrainConfig) -> None:
     """Refuse numbers out of range and settings that contradict each other."""
+    _check_kinds(config)
     for key, (low, high) in _RANGES.items():
         value = get(config, key)
         if value is not None and not low <= value <= high:
             allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-            raise UserError(f"{key} is {value}: expected {allowed}")
+            raise UserError(f"{key} is {_short(value)}: expected {allowed}")
     for key in _POSITIVE:
         value = get(config, key)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{key} is {value}: expected a number above 0")
+    if not all(0 <= beta < 1 for beta in config.optim.betas):
+        raise UserError(f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
     data, optim, loss, run = config.data, config.optim, config.loss, config.run
     if min(data.crop) < 1 or not 0 < data.scale[0] <= data.scale[1]:
         raise UserError(
             f"data.crop is {list(data.crop)} and data.scale {list(data.scale)}: expected height "
             "and width of at least 1, and a smallest and a largest scale above 0"
         )
+    if data.scale_step is not None:
+        steps = (data.scale[1] - data.scale[0]) / data.scale_step
+        if abs(steps - round(steps)) > 1e-6:
+            raise UserError(
+                f"data.scale_step is {data.scale_step}, but data.scale {list(data.scale)} is not a "
+                "whole number of such steps: such as 0.25 for [0.5, 2.0]"
+            )
+    if config.model.norm_momentum is not None and config.model.norm_momentum > 1:
+        raise UserError(f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
     if not config.validation.scales or min(config.validation.scales) <= 0:
         raise UserError(
             f"validation.scales is {config.validation.scales}: expected numbers above 0"
@@ -262,6 +294,38 @@ def check_config(config: TrainConfig) -> None:
         raise UserError(f"run.device is {run.device!r}: expected auto, cpu, cuda or mps")
     if run.device == "cpu" and run.precision == "fp16":
         raise UserError("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
+
+
+def _check_kinds(config: TrainConfig) -> None:
+    """A null where none may be, and numbers that nothing can count with."""
+    for section in fields(config):
+        part = getattr(config, section.name)
+        kinds = get_type_hints(type(part))
+        for name, value in vars(part).items():
+            key = f"{section.name}.{name}"
+            if value is None and type(None) not in get_args(kinds[name]):
+                kind = getattr(kinds[name], "__name__", None) or kinds[name]
+                raise UserError(f"{key} is null: expected {kind}. Leave it out for its default")
+            for number in _numbers(value):
+                limit = 1e30 if isinstance(number, float) else _LARGEST
+                if key != "run.seed" and not abs(number) <= limit:
+                    raise UserError(f"{key} is {_short(number)}: expected a number up to {limit:g}")
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in (*value.keys(), *value.values()):
+            yield from _numbers(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+
+
+def _short(number: float) -> str:
+    text = str(number)
+    return text if len(text) < 30 else f"{text[:20]}… ({len(text)} characters)"
 
 
 def get(config: TrainConfig, key: str) -> Any:

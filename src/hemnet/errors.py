@@ -1,8 +1,55 @@
 """The one error class whose message is meant for the person at the keyboard."""
 
+from __future__ import annotations
+
+import errno
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class UserError(Exception):
     """Something the user gave cannot be used; the message says what, and what to do.
 
     The command line prints the message alone, without a traceback, and exits with 2.
     """
+
+
+def explain(error: BaseException) -> str | None:
+    """The message for what the machine, not the code, did wrong; None where that is unclear.
+
+    Such errors can come from any line that touches a file, a worker process or memory, so they
+    are recognised here, once, and not where they happen.
+    """
+    text = str(error)
+    if disk_is_full(error):
+        where = getattr(error, "filename", None)
+        return f"the disk is full{f': {where}' if where else ''}. Make room and run it again"
+    if isinstance(error, OSError) and error.strerror:
+        named = "" if error.filename is None else f"{_shortened(str(error.filename))}: "
+        return f"{named}{error.strerror}"
+    if isinstance(error, ValueError) and "null byte" in text:
+        return "a file name contains a NUL character, which no file system allows"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in text:
+        return f"a file name is not text in this system's encoding: {text}"
+    if isinstance(error, RuntimeError) and "DataLoader worker" in text:
+        return (
+            "a process that reads images was killed, most likely because memory ran out. Use "
+            "fewer of them (data.workers or --workers), or a smaller batch"
+        )
+    if isinstance(error, ValueError) and "more than 1 value per channel" in text:
+        return (
+            "a batch norm sees only one value per channel, from which it cannot learn. Give a "
+            "larger optim.batch_size (of one process and pass) or data.crop, or model.freeze_norm"
+        )
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    return None
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Also where a library has turned the number into words."""
+    return (isinstance(error, OSError) and error.errno in _FULL) or "No space left" in str(error)
+
+
+def _shortened(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

@@ -38,6 +38,8 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
         arguments = ["--config", str(path), *arguments]
     try:
         parsed = parser.parse_args(arguments)
+    except OverflowError:  # jsonargparse does not say of which
+        raise UserError("a number of the configuration is too large for a computer's") from None
     except Exception as error:  # jsonargparse raises many kinds
         raise UserError(_explain(str(error))) from None
     # `instantiate` is the newer name.
@@ -96,7 +98,7 @@ def _check_file(path: Path) -> None:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(
@@ -147,13 +149,17 @@ def _explain(message: str) -> str:
     key = re.search(r'key "([\w.]+)"', message)
     value = re.search(r"(?:Got value|Given value): (.*)", message)
     if key is None or key[1] not in known_keys():
-        return message.replace("\n", " ")
+        return _shortened(message.replace("\n", " "))
     section, _, name = key[1].partition(".")
     kind = get_type_hints(TrainConfig)[section]
     expected = kind.__annotations__[name]
-    given = f" is {value[1]}" if value else ""
+    given = f" is {_shortened(value[1], 80)}" if value else ""
     meaning = dict(_meanings(kind)).get(name, "")
     return f"{key[1]}{given}: expected {expected} ({meaning})"
+
+
+def _shortened(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ import argparse
 import json
 from pathlib import Path
 
+from hemnet.commands.looking import MAX_ITERATIONS
 from hemnet.errors import UserError
 
 HELP = "write a model as ONNX, torch.export or OpenVINO file, checked"
@@ -34,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.iterations is not None and args.iterations < 1:
-        raise UserError(f"--iterations {args.iterations}: expected at least 1.")
+    if args.iterations is not None and not 1 <= args.iterations <= MAX_ITERATIONS:
+        raise UserError(f"--iterations {args.iterations}: expected 1 to {MAX_ITERATIONS}.")
     from dataclasses import asdict
 
     from hemnet.engine.load import load_model

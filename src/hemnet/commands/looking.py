@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hemnet.engine.inference import EvaluationOptions
 
 
+MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
+
+
 def add_looking(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to look")
     how.add_argument("--scales", nargs="+", default=["1"], metavar="S", help="averaged (default 1)")
@@ -43,6 +46,8 @@ def looking_options(args: argparse.Namespace) -> EvaluationOptions:
         raise UserError(
             f"--scales {' '.join(args.scales)}: expected numbers, such as 0.5 1 1.5."
         ) from None
+    if args.iterations is not None and args.iterations > MAX_ITERATIONS:
+        raise UserError(f"--iterations {args.iterations}: expected 1 to {MAX_ITERATIONS}.")
     window = args.window
     if window is not None and len(window) > 2:
         raise UserError("--window: expected a side, or height and width.")

@@ -66,7 +66,9 @@ def run(args: argparse.Namespace) -> None:
         raise SystemExit(128 + result.stopped_by)
     summary = f"trained {result.step} steps"
     if result.best_miou is not None:
-        summary += f", best mIoU {result.best_miou:.2f} at step {result.best_step}"
+        summary += (
+            f", mIoU {result.miou:.2f}, best mIoU {result.best_miou:.2f} at step {result.best_step}"
+        )
     if result.main:
         from hemnet.report import write_report
 

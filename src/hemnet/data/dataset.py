@@ -9,11 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hemnet.data.labels import UNREADABLE, VOID, Coding, Colour, DataError, read_label
+from hemnet.data.labels import (
+    VOID,
+    Coding,
+    Colour,
+    DataError,
+    open_image,
+    read_label,
+    unreadable,
+)
 from hemnet.data.layouts import Pair
 
 
@@ -120,7 +127,7 @@ def size_mismatch(pair: Pair, image: Sequence[int], mask: Sequence[int]) -> str:
 def read_image(path: Path) -> Tensor:
     """An image file as RGB, (3, H, W) uint8. EXIF rotation is not applied: labels have none."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.mode.startswith("I"):  # 16-bit grey: keep the high byte, do not clip
                 grey = (np.asarray(image) // 257).astype(np.uint8)
                 pixels = np.repeat(grey[..., None], 3, axis=2)
@@ -128,8 +135,8 @@ def read_image(path: Path) -> Tensor:
                 pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such image file.") from None
-    except UNREADABLE as error:
-        raise DataError(
-            f"{path}: cannot be read as an image ({error}). Restore the file."
-        ) from None
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
+        raise unreadable(path, error) from None
     return torch.from_numpy(pixels).permute(2, 0, 1)

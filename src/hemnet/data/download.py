@@ -109,7 +109,8 @@ def _transfer(archive: Archive, part: Path, timeout: float) -> None:
             if have and answer.status != 206:  # a server that cannot resume
                 have = 0
             length = answer.headers.get("Content-Length")
-            total = have + int(length) if length else None
+            known = length is not None and length.isascii() and length.isdecimal()
+            total = have + int(length) if known and len(length) < 20 else None
             free = shutil.disk_usage(part.parent).free
             if total and total - have > free:
                 raise UserError(f"{part.parent}: {total - have} bytes needed, {free} are free.")
@@ -152,8 +153,8 @@ def verify(path: Path, archive: Archive) -> str | None:
         with zipfile.ZipFile(path) as opened:
             bad = opened.testzip()
             return f"{bad} inside is damaged" if bad else None
-    except zipfile.BadZipFile:
-        return "not a zip file"
+    except Exception as error:  # damaged, encrypted, or packed in a way Python does not know
+        return f"not a zip file that can be read: {error}"
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -166,7 +167,7 @@ def unpack(archive: Path, folder: Path) -> None:
             else:
                 with tarfile.open(archive) as packed:
                     packed.extractall(scratch, filter="data")
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        except Exception as error:  # damaged, encrypted, or packed in an unknown way
             raise UserError(
                 f"{archive}: cannot be unpacked ({error}). Remove it and run the command again."
             ) from None

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from hemnet.data.classes import parse_classes
 from hemnet.data.labels import MAX_CLASSES, VOID, Colour
-from hemnet.data.layouts import IMAGE_EXTENSIONS, LABEL_EXTENSIONS, Layout, Pair, files_under
+from hemnet.data.layouts import (
+    IMAGE_EXTENSIONS,
+    LABEL_EXTENSIONS,
+    Layout,
+    Pair,
+    files_under,
+    read_lines,
+)
 from hemnet.errors import UserError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
@@ -129,16 +136,18 @@ def find_classes(
                 "(a colour may follow: `road #804080`), give --classes, or let "
                 f"`hemnet data prepare folder --root {root}` find them."
             )
-        return _checked(parse_classes(beside.read_text(encoding="utf-8")), str(beside))
-    if classes.isdigit():
+        return _checked(parse_classes("\n".join(read_lines(beside))), str(beside))
+    if classes.isdecimal() and classes.isascii():
+        if len(classes) > 3:
+            raise UserError(f"classes: a number of {len(classes)} digits; at most {MAX_CLASSES}.")
         return _checked((tuple(f"class {i}" for i in range(int(classes))), ()), classes)
     if "," in classes:
         return _checked(parse_classes(classes.replace(",", "\n")), classes)
-    if Path(classes).is_file():
-        return _checked(parse_classes(Path(classes).read_text(encoding="utf-8")), classes)
+    if _is_file(classes):
+        return _checked(parse_classes("\n".join(read_lines(Path(classes)))), classes)
     raise UserError(
-        f"classes {classes!r}: expected a file with a name per line, names separated by commas, "
-        "or their number."
+        f"classes {classes[:100]!r}: expected a file with a name per line, names separated by "
+        "commas, or their number."
     )
 
 
@@ -158,13 +167,25 @@ def _checked(
 
 def parse_label_map(text: str) -> dict[int, int]:
     """`0:255,1:0,2:1`, or a file with one `value: class` per line; `void` is 255."""
-    source = Path(text).read_text() if Path(text).is_file() else text.replace(",", "\n")
+    lines = read_lines(Path(text)) if _is_file(text) else text.replace(",", "\n").splitlines()
     mapping: dict[int, int] = {}
-    for line in filter(None, (line.strip() for line in source.splitlines())):
+    for line in filter(None, (line.strip() for line in lines)):
         value, colon, target = (part.strip() for part in line.partition(":"))
-        if not (colon and value.isdigit() and (target.isdigit() or target == "void")):
+        if not (colon and _is_value(value) and (_is_value(target) or target == "void")):
             raise UserError(
-                f"label map {line!r}: expected VALUE:CLASS, such as 0:255,1:0 (or a file of lines)."
+                f"label map {line[:100]!r}: expected VALUE:CLASS, such as 0:255,1:0 "
+                "(or a file of lines)."
             )
         mapping[int(value)] = VOID if target == "void" else int(target)
     return mapping
+
+
+def _is_value(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return False

@@ -23,8 +23,8 @@ MAX_CLASSES = 255  # ids 0 … 254; 255 is void
 Colour = tuple[int, int, int]
 Mask = NDArray[np.uint8]
 
-# What Pillow raises for files that are no images, truncated, or suspiciously large.
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+# The decoders that may see a data set's files: Pillow has many more, less tested ones.
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "PPM", "GIF")
 
 
 class DataError(UserError):
@@ -135,7 +135,7 @@ def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> 
 def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Raw values (H, W), or colours (H, W, 3)."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.mode in ("P", "L"):
                 return np.asarray(image)
             if image.mode == "1":
@@ -154,10 +154,22 @@ def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
             )
     except FileNotFoundError:
         raise DataError(f"{path}: no such label file.") from None
-    except UNREADABLE as error:
-        raise DataError(
-            f"{path}: cannot be read as an image ({error}). Restore the file."
-        ) from None
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
+        raise unreadable(path, error) from None
+
+
+def open_image(path: Path) -> Image.Image:
+    """An image file of a kind that data sets may have, its pixels not read yet."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a file but a folder, pipe or device. Remove it.")
+    return Image.open(path, formats=FORMATS)
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    reason = str(error) or type(error).__name__
+    return DataError(f"{path}: cannot be read as an image ({reason}). Restore the file.")
 
 
 def _decode_colours(values: NDArray[np.integer], coding: Coding) -> tuple[Mask, dict[str, int]]:

@@ -49,13 +49,35 @@ def enter(root: Path, marker: str, inside: Iterable[str] = ()) -> Path:
 
 
 def read_ids(path: Path) -> list[str]:
-    return [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+    return [line.split()[0] for line in read_lines(path) if line.strip()]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, as editors of every system write it."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise UserError(f"{path}: not a text file.")
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8. Save it as UTF-8"
+        raise UserError(f"{path}: cannot be read as text: {reason}.") from None
 
 
 def files_under(folder: Path, extensions: tuple[str, ...]) -> list[Path]:
-    """All files with these extensions below a folder, sorted; hidden ones left out."""
+    """All files with these extensions below a folder, sorted; hidden ones left out.
+
+    Links are followed, but not into a folder that is being walked already: that would never end.
+    """
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
+        here = os.path.realpath(parent)
+        above = {here, *map(str, Path(here).parents)}
+        folders[:] = [
+            name
+            for name in folders
+            if not os.path.islink(path := os.path.join(parent, name))
+            or os.path.realpath(path) not in above
+        ]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [
             Path(parent, name)

@@ -82,6 +82,8 @@ def build_model(config: TrainConfig, info: Info) -> Segmenter:
     freeze_stages(model, config.model.freeze_stages)
     if config.model.freeze_norm:
         freeze_norm(model)
+    if config.model.norm_momentum is not None:
+        set_norm_momentum(model, config.model.norm_momentum)
     return model
 
 
@@ -142,6 +144,13 @@ def freeze_norm(model: nn.Module) -> None:
             module.eval().requires_grad_(False)
 
 
+def set_norm_momentum(model: nn.Module, momentum: float) -> None:
+    """The share that a batch has in the running statistics. Frozen norms do not use it."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = momentum
+
+
 def synchronise_norms(model: nn.Module) -> nn.Module:
     """Batch norms over the images of all processes; timm's own kind keeps its activation."""
     modes = {name: module.training for name, module in model.named_modules()}
@@ -158,6 +167,7 @@ def augmentation_of(config: TrainConfig, model: nn.Module) -> Augmentation:
         normalisation(model),
         crop=data.crop,
         scale=data.scale,
+        scale_step=data.scale_step,
         flip=data.flip,
         jitter=data.jitter,
     )

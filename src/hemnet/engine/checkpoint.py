@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ from hemnet.nn.segmenter import Segmenter
 
 FORMAT = 1
 LAST, BEST = "last.safetensors", "best.safetensors"
+_GROUP = ("params", "name", "multiple", "weight_decay", "lr", "initial_lr")
+_ALIKE = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # have the shape of their parameter
+_KINDS = {"int": int, "float": int | float, "float | None": int | float | None}
+_KINDS["dict[str, Any]"] = dict
 
 
 @dataclass
@@ -47,18 +51,40 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint; at `path` is the old one or the new one, never a part."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
+    plain: dict[str, Any] = {}
+    for key, value in _optimizer_values(optimizer):
+        (tensors if isinstance(value, Tensor) else plain)[key] = value
+    content = save(
+        {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+        {
+            "format": str(FORMAT),
+            "progress": json.dumps(asdict(progress)),
+            "optimizer": json.dumps({"kind": type(optimizer).__name__, "values": plain}),
+        },
+    )
+    write_atomically(path, content)
+
+
+def _optimizer_values(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """What an optimizer remembers of each parameter and, such as LAMB's step, of each group."""
+    content = optimizer.state_dict()
+    for index, state in content["state"].items():
         for name, value in state.items():
             if value is not None:
-                tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    content = save(plain, {"format": str(FORMAT), "progress": json.dumps(asdict(progress))})
-    write_atomically(path, content)
+                yield f"optimizer.{index}.{name}", value
+    for number, group in enumerate(content["param_groups"]):
+        for name in group.keys() - _settings(optimizer):
+            yield f"optimizer.group{number}.{name}", group[name]
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> set[str]:
+    """What a group has from its making on, which the configuration decides."""
+    return {*optimizer.defaults, *_GROUP}
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
     """Put a checkpoint into a model and an optimizer made from the same configuration."""
-    tensors, progress = read_checkpoint(path)
+    tensors, progress, plain = _read(path)
     state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
     try:
         model.load_state_dict(state)
@@ -67,7 +93,14 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         raise UserError(
             f"{path} does not fit this model: {reason}. Resume with the run's own configuration"
         ) from None
-    _load_optimizer(path, optimizer, tensors)
+    try:
+        if plain.get("kind", type(optimizer).__name__) != type(optimizer).__name__:
+            raise ValueError(f"it is {plain['kind']}'s")
+        _load_optimizer(optimizer, tensors | plain.get("values", {}))
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(
+            f"{path} does not fit this optimizer ({error}). Resume with the run's own configuration"
+        ) from None
     return progress
 
 
@@ -77,6 +110,11 @@ def read_progress(path: Path) -> Progress:
 
 
 def read_checkpoint(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], Progress]:
+    return _read(path, tensors)[:2]
+
+
+def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], Progress, dict[str, Any]]:
+    """Tensors, progress, and what of the optimizer is no tensor."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -84,31 +122,51 @@ def read_checkpoint(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor]
             found = {key: file.get_tensor(key) for key in keys}
         if metadata.get("format") != str(FORMAT):
             raise ValueError("it is no checkpoint of this version of hemnet")
-        return found, Progress(**json.loads(metadata["progress"]))
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        progress = Progress(**json.loads(metadata["progress"]))
+        _check_progress(progress)
+        return found, progress, dict(json.loads(metadata.get("optimizer", "{}")))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 
 
-def _load_optimizer(
-    path: Path, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
+def _check_progress(progress: Progress) -> None:
+    for item in fields(Progress):
+        value, kind = getattr(progress, item.name), _KINDS[str(item.type)]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{item.name} is {value!r}, expected {item.type}")
+    if progress.step < 0 or progress.processes < 1 or progress.loss_steps < 0:
+        raise ValueError("its numbers are below zero")
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
+    """Values of any shape and type: what an optimizer keeps is its own matter."""
+    content = optimizer.state_dict()
+    groups, parameters = (
+        content["param_groups"],
+        [p for g in optimizer.param_groups for p in g["params"]],
+    )
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
         part, _, rest = key.partition(".")
         if part != "optimizer":
             continue
-        index, name = rest.split(".", 1)
-        fits = int(index) < len(parameters) and value.shape in ((), parameters[int(index)].shape)
-        if not fits:
-            raise UserError(
-                f"{path} does not fit this optimizer. Resume with the run's own configuration"
-            )
-        if value.shape:  # in the memory format of its parameter, as it was
-            value = torch.empty_like(parameters[int(index)], dtype=value.dtype).copy_(value)
-        state.setdefault(int(index), {})[name] = value
-    groups = optimizer.state_dict()["param_groups"]
+        place, name = rest.split(".", 1)
+        if place.startswith("group"):
+            groups[int(place.removeprefix("group"))][name] = value
+            continue
+        parameter = parameters[int(place)]
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            # In the memory format of its parameter, as it was.
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        elif name in _ALIKE:
+            raise ValueError(f"{key} has the shape {list(getattr(value, 'shape', []))}")
+        state.setdefault(int(place), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for index, each in state.items():  # torch gives them the type of the parameter
+        for name, value in each.items():
+            now = optimizer.state[parameters[index]]
+            if isinstance(value, Tensor) and now[name].dtype != value.dtype:
+                now[name] = value.to(now[name].device)
 
 
 class Keeper:
@@ -118,9 +176,10 @@ class Keeper:
     and model/ a step behind, which `mend` sees and puts right when the run is resumed.
     """
 
-    def __init__(self, out: Path, *, validates: bool) -> None:
+    def __init__(self, out: Path, *, validates: bool, keep: str = "best") -> None:
         self.last, self.best = (out / "checkpoints" / name for name in (LAST, BEST))
-        self.model_folder, self.validates = out / "model", validates
+        self.model_folder = out / "model"
+        self.follows_last = keep == "last" or not validates  # what the model folder holds
 
     def save(self, model: Segmenter, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         save_checkpoint(self.last, model, optimizer, progress)
@@ -137,7 +196,7 @@ class Keeper:
 
     def _derive(self, model: Segmenter, progress: Progress) -> None:
         is_best = progress.best_step == progress.step
-        if is_best or not self.validates:
+        if is_best or self.follows_last:
             model.save_pretrained(self.model_folder)
         if is_best:
             _link(self.last, self.best)

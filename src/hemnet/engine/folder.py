@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import errno
+import logging
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError
 
 from hemnet.config import TrainConfig
 from hemnet.engine.build import settle
 from hemnet.engine.checkpoint import LAST, read_progress, write_atomically
-from hemnet.errors import UserError
+from hemnet.errors import UserError, disk_is_full, explain
 from hemnet.settings import differences, dump_config, read_config
 
-CONFIG = "config.yaml"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+log = logging.getLogger("hemnet")
+
+CONFIG, LOCK = "config.yaml", ".lock"
+_held: set[IO[bytes]] = set()
+
+
+def _let_go() -> None:
+    """A forked process (a reader of images) would hold the lock on after its parent was killed."""
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def last_checkpoint(out: Path) -> Path:
@@ -42,6 +59,70 @@ def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bo
             )
 
 
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Inside, no other run may write into the folder; what a killed one left half is removed.
+
+    The lock belongs to the process: the kernel takes it away when the process dies, however it
+    does. Where the file system has no locks, nothing keeps two runs apart.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / LOCK, "a+b")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from error
+    try:
+        if not _lock(file):
+            raise UserError(
+                f"{out} is in use by another run{_owner(out)}. Wait until it ends, stop it, or "
+                "choose another folder"
+            )
+        _held.add(file)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        file.flush()
+        for folder in (out, out / "checkpoints"):
+            for rest in folder.glob("*.part"):
+                rest.unlink(missing_ok=True)
+        yield
+    finally:
+        _held.discard(file)
+        file.close()  # which unlocks; the file stays, or another run may hold one without a name
+
+
+def _owner(out: Path) -> str:
+    try:
+        text = (out / LOCK).read_bytes()[:200].decode(errors="replace").strip()
+    except OSError:  # Windows does not let anybody read what is locked
+        return ""
+    return f" ({text})" if text else ""
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> bool:
+        """One byte far behind the file's end, so that its text can still be read."""
+        file.seek(1 << 30)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            log.warning("this file system has no locks (%s): start only one run here", error)
+        return True
+
+
 def write_config(config: TrainConfig, out: Path) -> None:
     write_atomically(out / CONFIG, dump_config(config).encode())
 
@@ -55,10 +136,13 @@ def clear_errors(out: Path) -> Iterator[None]:
         kept = _kept(out)
         raise UserError(f"{error}{kept and '. '.join(('', kept))}") from error
     except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        full = number in _FULL or "No space left" in str(error)
-        reason = "the disk is full" if full else str(error)
+        reason = "the disk is full" if disk_is_full(error) else str(error)
         raise UserError(f"cannot write to {out}: {reason}. {_kept(out)}".rstrip()) from error
+    except (RuntimeError, ValueError, MemoryError) as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        raise UserError(f"{explained}. {_kept(out)}".rstrip()) from error
 
 
 def _kept(out: Path) -> str:

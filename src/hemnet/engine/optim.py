@@ -10,16 +10,30 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 from torch import nn
 
 from hemnet.config import OptimConfig
+from hemnet.errors import UserError
+
+_TIMM = {"sgd": "momentum"}  # whose own sgd is Nesterov's
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    groups = parameter_groups(model, config)
-    if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.rate, betas=config.betas)
+    """timm's, with our parameter groups. Momentum and betas go to those that have them."""
+    try:
+        made: torch.optim.Optimizer = create_optimizer_v2(
+            parameter_groups(model, config),
+            _TIMM.get(config.name, config.name),
+            lr=config.rate,
+            momentum=config.momentum,
+            betas=config.betas,
+        )
+    except (ValueError, RuntimeError, ImportError) as error:  # such as Muon in an older timm
+        raise UserError(
+            f"optim.name {config.name}: {error}. Try another, or a newer timm"
+        ) from None
+    return made
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

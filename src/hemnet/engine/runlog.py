@@ -43,7 +43,7 @@ class RunLog:
         if config.run.wandb is not None:
             import wandb
 
-            run_id = json.loads((out / ENVIRONMENT).read_text())["run_id"]
+            run_id = _run_id(out)
             self.wandb = wandb.init(
                 project=config.run.wandb,
                 name=out.name,
@@ -75,6 +75,13 @@ class RunLog:
             self.wandb.finish()
 
 
+def _run_id(out: Path) -> str:
+    try:
+        return str(json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))["run_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{out / ENVIRONMENT} does not say the run's id: {error!r}") from None
+
+
 def numbers_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Nested numbers with names like iou/sky."""
     for name, value in values.items():
@@ -85,16 +92,35 @@ def numbers_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
-    if not path.exists():
+    """The lines of a metrics.jsonl; one that was cut short or damaged is left out."""
+    if not path.is_file():
         return []
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if is_metrics(content):
+            found.append(content)
     return found
+
+
+def is_metrics(line: Any) -> bool:
+    """Whether a value is a line as `RunLog.write` makes them."""
+    if not isinstance(line, dict) or not _is(line.get("step"), int) or line["step"] < 0:
+        return False
+    if line.get("kind") == "train":
+        return _is(line.get("loss"), int | float) and isinstance(line.get("health", {}), dict)
+    if line.get("kind") != "validation" or not isinstance(line.get("iou"), dict):
+        return False
+    scores = (line.get("miou"), line.get("pixel_accuracy"))
+    iou = (value for value in line["iou"].values() if value is not None)  # of absent classes
+    return all(_is(value, int | float) for value in (*scores, *iou))
+
+
+def _is(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def cut_back(path: Path, step: int) -> None:

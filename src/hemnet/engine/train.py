@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
 from hemnet.engine.evaluate import evaluate
-from hemnet.engine.folder import check_folder, clear_errors, write_config
+from hemnet.engine.folder import check_folder, clear_errors, locked, write_config
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
@@ -73,7 +73,12 @@ def train(
     check_wandb(config)
     config = build.settle(config)
     out = Path(out)
-    with StopSignals() as signals, computing(config.run) as accelerator, clear_errors(out):
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        accelerator = stack.enter_context(computing(config.run))
+        if accelerator.is_main_process:  # which alone writes
+            stack.enter_context(locked(out))
+        stack.enter_context(clear_errors(out))
         if accelerator.is_main_process:
             check_folder(config, out, resume, allow_changes)
         run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
@@ -119,8 +124,8 @@ class Run:
             )
         self.optimizer = make_optimizer(self.model, config.optim)
 
-        self.keeper = Keeper(out, validates=self.val is not None)
-        self._saved = -1
+        self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
+        self._saved = self._restored = -1
         self.progress = self._restore()
         if config.run.compile:
             self.model.compile()
@@ -180,7 +185,8 @@ class Run:
             images = batch.images.contiguous(memory_format=self.layout)
             last = number == len(parts)
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
-                loss = self.loss.of(self.wrapped, images, batch.masks) / max(total, 1.0)
+                loss = self.loss.of(self.wrapped, images, batch.masks, batch.valid)
+                loss = loss / max(total, 1.0)
                 # Data parallelism takes the mean over processes, each of which has a part.
                 self.accelerator.backward(loss * self.world)
             step_loss += loss.detach()
@@ -188,7 +194,7 @@ class Run:
             self._check_finite(summed(step_loss.clone()))
         if optim.clip is not None:
             self.accelerator.clip_grad_norm_(trained(self.model), optim.clip)
-        self.stepper.step()
+        self._change()
         self.stepper.zero_grad(set_to_none=True)
         self.loss_sum += step_loss
         progress.step += 1
@@ -196,6 +202,18 @@ class Run:
         self.meter.add(optim.batch_size)
         self.display.step(progress.step)
         return True
+
+    def _change(self) -> None:
+        """The step of the optimizer; its first one shows whether what was restored is whole."""
+        try:
+            self.stepper.step()
+        except (KeyError, RuntimeError) as error:
+            if self.progress.step != self._restored:
+                raise
+            raise UserError(
+                f"{self.keeper.last} does not fit this optimizer ({error}). Resume with the run's "
+                "own configuration"
+            ) from error
 
     def _agree(self, total: float, stop: bool) -> tuple[float, bool]:
         """The sum of all processes' totals, and whether any was told to stop."""
@@ -315,7 +333,7 @@ class Run:
             if self.main:
                 write_environment(self.out, self.device, self.world)
             return Progress(processes=self.world)
-        self._saved = progress.step
+        self._saved = self._restored = progress.step
         if self.accelerator.scaler is not None and progress.scaler:
             self.accelerator.scaler.load_state_dict(progress.scaler)
         if progress.processes != self.world:
