@@ -58,7 +58,7 @@ def literal_unit(unit: Unit, x: Tensor, iterations: int) -> Tensor:
                 mu = F.normalize((gamma / gamma.sum(0)).T @ features, dim=-1)
         outputs.append((gamma @ mu).T.unflatten(1, image.shape[1:]))
     branch = unit.norm(unit.conv_out(F.relu(torch.stack(outputs))))
-    return F.relu(unit.start.gain_rate * branch + x)
+    return F.relu(unit.gain.factor * branch + x)
 
 
 @pytest.mark.parametrize("name", ["highway", "emanet", "rbf", "normalised", "recommended"])
@@ -89,7 +89,7 @@ def test_presets_say_how_much_the_unit_adds_at_first() -> None:
     def gain(**options: Any) -> float:
         unit = hemnet.HighwayEMAttention(16, bases=4, **options)
         (weight,) = unit.norm.weight.unique().tolist()
-        return float(weight * unit.start.gain_rate)
+        return float(weight * unit.gain.factor)
 
     assert gain(preset="paper") == 1
     assert gain(zero_init=False) == pytest.approx(1)

@@ -149,8 +149,8 @@ X, MU, GAMMA = torch.randn(2, 9, 4), torch.randn(3, 4), torch.rand(2, 9, 3)
         (lambda: hemnet.highway_em([1.0], MU), r"x must be a tensor; got list"),
         (lambda: hemnet.highway_em(X, MU, 0), r"iterations must be .* got 0"),
         (lambda: hemnet.highway_em(X, MU, 2.5), r"iterations must be .* got 2.5"),
-        (lambda: hemnet.highway_em(X, MU, step_size=0), r"step_size must lie in \(0, 1\]; got 0"),
-        (lambda: hemnet.highway_em(X, MU, step_size=1.1), r"got 1.1"),
+        (lambda: hemnet.highway_em(X, MU, step_size=0), r"step_size must lie in \(0, 2\); got 0"),
+        (lambda: hemnet.highway_em(X, MU, step_size=2.0), r"got 2.0"),
         (lambda: hemnet.highway_em(X, MU, step_size=math.nan), r"got nan"),
         (lambda: hemnet.highway_em(X, MU, step_size=[0.5, 0.5]), r"one per iteration \(3\); got 2"),
         (

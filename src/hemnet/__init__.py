@@ -4,8 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hemnet.em import (
+    Bernoulli,
+    DiagonalGaussian,
     EMResult,
+    Gaussian,
     Iteration,
+    Mixture,
+    VonMisesFisher,
     e_step,
     elbo,
     highway_em,
@@ -25,12 +30,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BasesWarning",
+    "Bernoulli",
+    "DiagonalGaussian",
     "EMAttention",
     "EMResult",
+    "Gaussian",
     "Health",
     "HighwayEMAttention",
     "Iteration",
+    "Mixture",
     "Segmenter",
+    "VonMisesFisher",
     "__version__",
     "create_model",
     "e_step",

@@ -138,10 +138,11 @@ def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     Presets may change; what a run began with or a model was saved with may not.
     """
     chosen = (head_options(name)[0] if name in HEADS else {}) | options
-    preset = PRESETS.get(str(chosen.get("preset")))
-    if preset is None or chosen["gain_rate"] is not None:
-        return options
-    return options | {"gain_rate": preset.gain_rate}
+    preset = PRESETS.get(str(chosen.get("preset")), {})
+    free = {key: value for key, value in preset.items() if chosen.get(key) is None}
+    if chosen.get("zero_init") is not None:
+        free.pop("gain", None)  # which that decides
+    return options | free
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:

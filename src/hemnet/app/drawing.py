@@ -15,7 +15,6 @@ from hemnet.app.explore import Explorer, Seen, Solution, explained, step_text
 from hemnet.app.samples import Sample
 from hemnet.data.labels import Colour
 from hemnet.engine.exported import ExportedModel
-from hemnet.nn.attention import EMAttention
 from hemnet.report.charts import Series, line_chart
 from hemnet.report.pictures import data_address, heat_map
 
@@ -36,8 +35,8 @@ def header(explorer: Explorer) -> str:
     if unit is not None:
         how = explorer.own
         text = f"EM with {unit.bases.value.shape[0]} bases, {len(how.steps)} iterations"
-        if not isinstance(unit, EMAttention):
-            text += f", η {step_text(how.steps)}, σ² {float(how.variance):.3g}, {how.kernel} kernel"
+        if explorer.has_steps:
+            text += f", η {step_text(how.steps)}, {how.mixture}"
         parts.append(text)
     listed = "".join(f"<li>{escape(part)}</li>" for part in parts)
     return f'<h1>HEMNet explorer</h1><ul class="facts">{listed}</ul>'
@@ -190,7 +189,7 @@ def bound_chart(solution: Solution, own: Solution, iteration: int) -> str:
         whole_x=True,
     )
     keys = "".join(f'<li><i class="key {style}"></i>{escape(name)}</li>' for style, name in names)
-    if solution.how.kernel == "rbf":
+    if solution.how.mixture.exact:
         text = "Every step raises it, whatever η."
     else:
         text = "With the dot product the N-step raises it; an E-step may lower it a little."

@@ -28,11 +28,11 @@ from hemnet.engine.maps import full_palette
 from hemnet.engine.predict import class_names
 from hemnet.engine.windows import Classes, smallest_type
 from hemnet.errors import UserError
-from hemnet.nn.attention import EMAttention
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import Plan
 from hemnet.study.attention import Colours
-from hemnet.study.unit import Settings, find_unit, iterate, most_distinct, settings_of, watching
+from hemnet.study.unit import Watched, find_unit, has_bound, iterate, most_distinct, watching
 
 MOST_ITERATIONS = 16  # that can be asked for, unless the model itself runs more
 
@@ -90,7 +90,7 @@ class Seen:
 class Solution:
     """EM on the features of one image: bases before the first iteration and after each."""
 
-    how: Settings
+    how: Plan
     bases: tuple[Tensor, ...]  # T+1 of 1,K,C
     bound: tuple[float, ...]  # T+1: ELBO per position; empty where the unit has none
 
@@ -101,11 +101,11 @@ class Solution:
     def responsibilities(self, x: Tensor, iteration: int) -> Tensor:
         """N,K that iteration 1 … T computes on x: 1,N,C."""
         bases = self.bases[iteration - 1]
-        return hemnet.e_step(x, bases, self.how.variance, self.how.kernel)[0]
+        return hemnet.e_step(x, bases, mixture=self.how.mixture)[0]
 
     def rebuilt(self, gamma: Tensor, iteration: int) -> Tensor:
         """N,C from the responsibilities N,K of iteration 1 … T."""
-        return hemnet.r_step(gamma[None], self.bases[iteration])[0]
+        return hemnet.r_step(gamma[None], self.how.mixture.means(self.bases[iteration]))[0]
 
 
 class Explorer:
@@ -136,15 +136,15 @@ class Explorer:
         )
 
     @property
-    def own(self) -> Settings:
+    def own(self) -> Plan:
         """Of the unit's own pass."""
         assert self.unit is not None
-        return settings_of(self.unit)
+        return self.unit.plan()
 
     @property
     def has_steps(self) -> bool:
         """EMANet's unit takes full steps and nothing else."""
-        return self.unit is not None and not isinstance(self.unit, EMAttention)
+        return self.unit is not None and has_bound(self.own)
 
     @property
     def most_iterations(self) -> int:
@@ -155,7 +155,7 @@ class Explorer:
         """`size` is the file's, where the picture was made smaller."""
         settings = normalisation(self.model)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].to(self.device)
-        watched: AbstractContextManager[list[Tensor]] = nullcontext([])
+        watched: AbstractContextManager[list[Watched]] = nullcontext([])
         if self.unit is not None:
             watched = watching(self.unit)
         with self._turn, watched as kept:
@@ -173,7 +173,7 @@ class Explorer:
             picture,
             size or picture.size,
             classes.to(torch.int32).cpu().numpy().astype(kind),
-            kept[-1][0].cpu() if kept else None,
+            kept[-1].features[0].cpu() if kept else None,
             self.model.backbone.placement if isinstance(self.model, Segmenter) else Placement(),
         )
 
@@ -183,16 +183,15 @@ class Explorer:
     ) -> Solution:
         """With another number of iterations or one step size for all; None: the unit's own."""
         assert self.unit is not None
-        how = settings_of(self.unit, self._checked(iterations))
+        how = self.unit.plan(self._checked(iterations))
         if step_size is not None and self.has_steps:
             how = how._replace(steps=(_checked_step(step_size),) * len(how.steps))
         how = how._replace(steps=tuple(float(step) for step in how.steps))  # from any device
-        if isinstance(how.variance, Tensor):
-            how = how._replace(variance=how.variance.float().cpu())
+        how = how._replace(mixture=how.mixture.cpu())
         x, start = seen.x, self.unit.bases.value.float().cpu()
         bases, bound = [start[None]], []
         if self.has_steps:
-            gamma = hemnet.e_step(x, start, how.variance, how.kernel)
+            gamma = hemnet.e_step(x, start, mixture=how.mixture)
             bound.append(_per_position(x, start, gamma, how))
         for gamma, moved in iterate(x, start, how):
             bases.append(moved)
@@ -244,8 +243,8 @@ def step_text(steps: Sequence[float] | Tensor) -> str:
     return values[0] if len(set(values)) == 1 else ", ".join(values)
 
 
-def _per_position(x: Tensor, bases: Tensor, gamma: Tensor, how: Settings) -> float:
-    return float(hemnet.elbo(x, bases, gamma, how.variance)) / x.shape[1]
+def _per_position(x: Tensor, bases: Tensor, gamma: Tensor, how: Plan) -> float:
+    return float(hemnet.elbo(x, bases, gamma, mixture=how.mixture)) / x.shape[1]
 
 
 def _checked_step(step_size: float) -> float:

@@ -1,4 +1,4 @@
-"""Highway EM from start to end: T iterations of E-step and N-step, in four backward modes.
+"""Highway EM from start to end: one loop, whatever the features, the mixture or the gradient.
 
 "Improving Gradient Flow with Unrolled Highway Expectation Maximization", AAAI 2021.
 """
@@ -6,35 +6,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from hemnet.em.backward import Exact, Highway
 from hemnet.em.bound import elbo
 from hemnet.em.checks import (
     Steps,
     StepSize,
+    channels_of,
     check_features,
     check_iterations,
-    check_kernel,
+    check_linear,
     check_steps,
-    check_variance,
     check_weights,
 )
-from hemnet.em.steps import e_step, n_step, no_autocast
-from hemnet.em.tiles import solve
+from hemnet.em.mixtures import Mixture, make_mixture
+from hemnet.em.numeric import no_autocast, upcast
+from hemnet.em.sources import Features, Linear, apply_linear
+from hemnet.em.statistics import Statistics
+from hemnet.em.steps import mean_statistics, parameters
 
-BACKWARDS = ("exact", "autograd", "highway", "none")
+BACKWARDS = ("exact", "autograd", "highway", "implicit", "none")
+NEUMANN_TERMS = 8  # of the implicit gradient: what is left out shrinks by 1−η or better with each
 
 
 class EMResult(NamedTuple):
     """What `highway_em` found.
 
     Attributes:
-        bases: B,K,C after the last N-step.
+        bases: B,K,C after the last N-step (B,K,P for a mixture with P mean parameters).
         responsibilities: B,N,K of the last E-step.
     """
 
@@ -42,8 +45,15 @@ class EMResult(NamedTuple):
     responsibilities: Tensor
 
 
-@dataclass(frozen=True)
-class Iteration:
+class Source(Protocol):
+    """Features as an iteration sees them."""
+
+    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
+        """Statistics of softmax(t(x)·weight + bias), with the responsibilities if asked for."""
+        ...
+
+
+class Iteration(NamedTuple):
     """What one iteration of `trace` did.
 
     Attributes:
@@ -57,6 +67,21 @@ class Iteration:
     elbo: Tensor
 
 
+def iterate(
+    source: Source, bases: Tensor, steps: Steps, mixture: Mixture, keep: bool = False
+) -> Iterator[tuple[Tensor, Statistics, Tensor]]:
+    """The loop of highway EM: bases B,K,P before each iteration, what it measured, bases after.
+
+    The last iteration has the responsibilities, with `keep` every one has.
+    """
+    for t, step in enumerate(steps):
+        weight, bias = mixture.logits(bases)
+        found = source.measure(weight, bias, keep or t == len(steps) - 1)
+        means = mean_statistics(found.sums, found.mass, bases)
+        before, bases = bases, mixture.move(bases, means, step)
+        yield before, found, bases
+
+
 def highway_em(
     x: Tensor,
     bases: Tensor,
@@ -67,6 +92,9 @@ def highway_em(
     backward: str = "exact",
     *,
     weights: Tensor | None = None,
+    mixture: Mixture | None = None,
+    linear: Linear | None = None,
+    group: ProcessGroup | None = None,
 ) -> EMResult:
     """Fit the bases to the features by unrolled highway EM.
 
@@ -74,18 +102,28 @@ def highway_em(
         x: features B,N,C of any floating type; half precision is computed in float32.
         bases: initial bases K,C, shared by the batch, or B,K,C.
         iterations: number of E- and N-steps.
-        step_size: η in (0, 1]: a number, one per iteration, or a tensor of either, which may
-            require grad. 1 is plain EM.
+        step_size: η in (0, 2): a number, one per iteration, or a tensor of either, which may
+            require grad. 1 is plain EM; a mixture other than a Gaussian takes at most 1.
         variance: σ², the softmax's temperature; √C where None. A tensor may require grad.
         kernel: "dot" (the paper's) or "rbf" (the mixture's exact posterior).
-        backward: "exact" – the full gradient, keeping only x and the T+1 small bases;
+        backward: "exact" – the full gradient, in memory that does not grow with the iterations
+            but for K·C numbers each;
             "autograd" – the same gradient by plain unrolled autograd, the readable reference, and
             the only one that can be differentiated twice;
             "highway" – only skip connections and N-steps, responsibilities are constants;
+            "implicit" – the gradient as if the bases had converged, by a Neumann series: its cost
+            does not depend on the iterations, and it is `exact` once they have converged;
             "none" – the results are constants.
         weights: how much each position counts, B,N or 1,N: 0 leaves it out, as padding wants, 2
             counts it twice. Constants; None: each position counts once. A position that is left
             out has responsibilities all the same.
+        mixture: another mixture than the Gaussian that `variance` and `kernel` are short for, such
+            as `hemnet.VonMisesFisher(10.0)`.
+        linear: weight D,C and bias D (or None) of a linear map in front of EM, which then sees
+            x·weightᵀ + bias. It is applied to the K bases instead of the N positions where that is
+            less work; the result is the same.
+        group: a process group over whose ranks the positions of each image are spread. Every rank
+            has the same bases, and its own positions' responsibilities.
 
     Examples:
         >>> x, start = torch.randn(2, 4096, 64), torch.randn(32, 64)
@@ -93,59 +131,86 @@ def highway_em(
         >>> result.bases.shape, result.responsibilities.shape
         (torch.Size([2, 32, 64]), torch.Size([2, 4096, 32]))
     """
-    check_features(x, bases)
     check_iterations(iterations)
-    check_kernel(kernel)
     if backward not in BACKWARDS:
         raise ValueError(
             f"backward must be one of {', '.join(map(repr, BACKWARDS))}; got {backward!r}"
         )
-    steps = check_steps(step_size, iterations)
-    variance = check_variance(variance, x.shape[-1])
+    channels = check_linear(linear, x)
+    mixture = make_mixture(mixture, variance, kernel, channels)
+    check_features(x, bases, channels, mixture.width(channels))
+    steps = check_steps(step_size, iterations, mixture.step_limit)
     check_weights(weights, x)
-    if backward == "autograd":
-        return _unrolled(x, bases, steps, variance, kernel, weights)
-    tensors = (x, bases, steps, variance)
-    if backward == "none" or not (
-        torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
-    ):
-        return constant_em(x, bases, steps, variance, kernel, weights=weights)
-    function = Exact if backward == "exact" else Highway
-    return EMResult(*function.apply(x, bases, steps, variance, kernel, weights))
+    return solve(x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group)
 
 
-def _unrolled(
+def solve(
     x: Tensor,
     bases: Tensor,
     steps: Steps,
-    variance: float | Tensor,
-    kernel: str,
-    weights: Tensor | None,
-) -> EMResult:
-    for step in steps:
-        responsibilities = e_step(x, bases, variance, kernel)
-        bases = n_step(x, bases, responsibilities, step, weights)
-    return EMResult(bases, responsibilities)
-
-
-@torch.no_grad()
-def constant_em(
-    x: Tensor,
-    bases: Tensor,
-    steps: Steps,
-    variance: float | Tensor,
-    kernel: str = "dot",
-    unit_length: bool = False,
+    mixture: Mixture,
+    backward: str = "exact",
+    *,
     weights: Tensor | None = None,
+    linear: Linear | None = None,
+    group: ProcessGroup | None = None,
 ) -> EMResult:
-    """Highway EM whose results are constants; the arguments are taken as checked.
-
-    `unit_length` scales the bases to length 1 after each iteration, as EMANet does.
-    """
-    with no_autocast(x):
-        solution = solve(x, bases, steps, variance, kernel, unit_length, weights)
+    """`highway_em`; the arguments are taken as checked."""
     dtype = torch.promote_types(x.dtype, bases.dtype)
-    return EMResult(solution.bases[-1].to(dtype), solution.responsibilities.to(x.dtype))
+    with no_autocast(x), torch.set_grad_enabled(torch.is_grad_enabled() and backward != "none"):
+        if linear is not None and not pays_off(x.shape[1], len(steps), bases.shape[-2], mixture):
+            x, linear = apply_linear(x, linear), None
+        features = Features(
+            x if mixture.linear else mixture.statistics(upcast(x)),
+            weights,
+            linear,
+            group,
+            plain=backward == "autograd",
+            constant=backward == "highway",
+        )
+        start = initial(bases, x, mixture, x.shape[-1] if linear is None else len(linear[0]))
+        solution = _implicit if backward == "implicit" else iterate
+        for _, found, last in solution(features, start, steps, mixture):
+            pass
+    assert found.responsibilities is not None
+    return EMResult(last.to(dtype), found.responsibilities.to(x.dtype))
+
+
+def pays_off(positions: int, iterations: int, bases: int, mixture: Mixture) -> bool:
+    """Whether a linear map costs less on the bases of every iteration than on the positions.
+
+    Exported for any size, it is on the bases: a file cannot choose.
+    """
+    if not mixture.linear:
+        return False
+    return torch.compiler.is_exporting() or positions > 2 * iterations * bases
+
+
+def initial(bases: Tensor, x: Tensor, mixture: Mixture, channels: int) -> Tensor:
+    """Mean parameters B,K,P for every image of x, in the type EM computes in."""
+    bases = parameters(bases, channels, mixture)
+    return bases.expand(x.shape[0], *bases.shape[-2:]).to(upcast(x[:0]).dtype)
+
+
+def _implicit(
+    features: Features, bases: Tensor, steps: Steps, mixture: Mixture
+) -> Iterator[tuple[Tensor, Statistics, Tensor]]:
+    """`iterate`, with a gradient as if the last bases were a fixed point μ = F(μ, x).
+
+    That gradient is Σ_j (∂F/∂μ)ʲ ∂F/∂x. One more iteration at the same point adds one more term:
+    its forward pass is known, and its backward pass needs no memory beyond its bases.
+    """
+    with torch.no_grad():
+        for point, found, moved in iterate(features, bases, steps, mixture):
+            pass
+    if not torch.is_grad_enabled():
+        yield point, found, moved
+        return
+    features.known, bases = features.seen, point
+    for _ in range(NEUMANN_TERMS):
+        ((_, _, moved),) = iterate(features, bases, steps[-1:], mixture)
+        bases = point + (moved - moved.detach())  # the point itself, with this gradient
+    yield from iterate(features, bases, steps[-1:], mixture)
 
 
 def trace(
@@ -156,6 +221,8 @@ def trace(
     variance: float | Tensor | None = None,
     kernel: str = "dot",
     weights: Tensor | None = None,
+    *,
+    mixture: Mixture | None = None,
 ) -> Iterator[Iteration]:
     """`highway_em` one iteration at a time, each with its bound: for looking, not for training.
 
@@ -169,8 +236,13 @@ def trace(
         True
     """
     check_iterations(iterations)
-    for step in check_steps(step_size, iterations):
-        responsibilities = e_step(x, bases, variance, kernel)
-        bases = n_step(x, bases, responsibilities, step, weights)
-        bound = elbo(x, bases, responsibilities, variance, weights)
-        yield Iteration(bases, responsibilities, bound)
+    mixture = make_mixture(mixture, variance, kernel, channels_of(x))
+    check_features(x, bases, None, mixture.width(x.shape[-1]))
+    check_weights(weights, x)
+    steps = check_steps(step_size, iterations, mixture.step_limit)
+    features = Features(mixture.statistics(upcast(x)), weights, plain=True)
+    start = initial(bases, x, mixture, x.shape[-1])
+    for _, found, moved in iterate(features, start, steps, mixture, keep=True):
+        assert found.responsibilities is not None
+        bound = elbo(x, moved, found.responsibilities, weights=weights, mixture=mixture)
+        yield Iteration(moved, found.responsibilities, bound)

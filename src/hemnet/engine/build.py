@@ -101,6 +101,7 @@ def start_from(model: Segmenter, source: str) -> None:
         )
     rates = _gain_rates(model)
     for name, rate in _gain_rates(other).items():
+        taken.pop(f"{name}.gain.rate", None)  # how fast to learn is this run's choice
         for key in (f"{name}.norm.weight", f"{name}.norm.bias"):
             if key in taken:  # the unit adds its rate times as much as these say
                 taken[key] *= rate / rates[name]
@@ -112,7 +113,7 @@ def start_from(model: Segmenter, source: str) -> None:
 
 def _gain_rates(model: Segmenter) -> dict[str, float]:
     units = model.named_modules()
-    return {name: unit.start.gain_rate for name, unit in units if isinstance(unit, EMUnit)}
+    return {name: unit.gain.factor for name, unit in units if isinstance(unit, EMUnit)}
 
 
 def freeze_stages(model: Segmenter, stages: int) -> None:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,19 +23,27 @@ from torch import Tensor, nn
 
 from hemnet.data.transforms import Augmentation
 from hemnet.em import EMResult, e_step
-from hemnet.em.checks import check_steps
-from hemnet.em.streaming import GlobalBases, stream_em
+from hemnet.em.numeric import upcast
+from hemnet.em.solver import initial, iterate
+from hemnet.em.sources import Linear, Parts, apply_linear
 from hemnet.engine.inference import em_units
 from hemnet.engine.windows import Grid, read_window
 from hemnet.errors import UserError
-from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import EMUnit, Plan, highway_solver
 
 CHUNK = 8192  # positions read back at a time
 
 
-def em_unit(model: nn.Module) -> HighwayEMAttention | EMAttention:
+class GlobalBases(NamedTuple):
+    """Bases K,P before and after the last iteration: its E-step uses the first, the R-step both."""
+
+    before: Tensor
+    after: Tensor
+
+
+def em_unit(model: nn.Module) -> EMUnit:
     units = em_units(model)
     if len(units) != 1:
         raise UserError(
@@ -78,40 +86,39 @@ def fit_global_bases(
         return _fit(unit, file)
 
 
-def _fit(unit: HighwayEMAttention | EMAttention, file: IO[bytes]) -> GlobalBases:
+def _fit(unit: EMUnit, file: IO[bytes]) -> GlobalBases:
     channels = unit.channels
 
     def parts() -> Iterator[Tensor]:
         file.seek(0)
         while data := file.read(4 * channels * CHUNK):
-            yield torch.from_numpy(np.frombuffer(bytearray(data), np.float32)).view(-1, channels)
+            x = torch.from_numpy(np.frombuffer(bytearray(data), np.float32)).view(-1, channels)
+            yield plan.mixture.statistics(x)
 
-    iterations = unit.iterations if unit.eval_iterations is None else unit.eval_iterations
-    bases = unit.bases.value
-    if isinstance(unit, EMAttention):
-        return stream_em(parts, bases, (1.0,) * iterations, unit.variance, unit_length=True)
-    steps = check_steps(fit_length(unit.step_size, iterations), iterations)
-    return stream_em(parts, bases, steps, unit.variance, unit.kernel)
+    plan, bases = unit.plan(), upcast(unit.bases.value)
+    start = initial(bases, bases[None], plan.mixture, channels)
+    for before, _, after in iterate(Parts(parts), start, plan.steps, plan.mixture):
+        pass
+    return GlobalBases(before[0], after[0])
 
 
 @contextmanager
-def using_bases(model: nn.Module, bases: GlobalBases) -> Iterator[None]:
+def using_bases(model: nn.Module, fitted: GlobalBases) -> Iterator[None]:
     """Inside, the model's unit explains every image by these bases instead of fitting its own."""
-    unit = em_unit(model)
-    kernel = getattr(unit, "kernel", "dot")
 
-    def attend(
-        x: Tensor, _: Tensor, variance: float | Tensor, __: Tensor | None = None
+    def solver(
+        x: Tensor, bases: Tensor, plan: Plan, *, linear: Linear | None, **_: Any
     ) -> EMResult:
-        after = bases.after.to(x).expand(x.shape[0], -1, -1)
-        return EMResult(after, e_step(x, bases.before.to(x), variance, kernel))
+        after = fitted.after.to(x).expand(x.shape[0], -1, -1)
+        features = apply_linear(x, linear)
+        return EMResult(after, e_step(features, fitted.before.to(x), mixture=plan.mixture))
 
-    changed: Any = unit
-    changed._attend = attend
+    unit = em_unit(model)
+    unit.solver = solver
     try:
         yield
     finally:
-        del changed._attend
+        unit.solver = highway_solver
 
 
 class _Reached(Exception):  # noqa: N818 - no error
@@ -121,13 +128,13 @@ class _Reached(Exception):  # noqa: N818 - no error
         self.features = features
 
 
-def _unit_features(model: nn.Module, unit: nn.Module, images: Tensor) -> Tensor:
+def _unit_features(model: nn.Module, unit: EMUnit, images: Tensor) -> Tensor:
     """What EM sees of images B,3,H,W: B,C,h,w."""
 
-    def stop(_: nn.Module, __: Any, output: Tensor) -> None:
-        raise _Reached(output)
+    def stop(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        raise _Reached(unit.features(inputs[0]))
 
-    hook = unit.get_submodule("scale").register_forward_hook(stop)
+    hook = unit.register_forward_pre_hook(stop)
     try:
         model(images)
     except _Reached as reached:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hemnet.em.checks import check_iterations
 from hemnet.errors import UserError
-from hemnet.nn.attention import EMAttention, HighwayEMAttention
+from hemnet.nn.unit import EMUnit
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def _resize(images: Tensor, size: tuple[int, int], antialias: bool = False) -> T
     return F.interpolate(images, size, mode="bilinear", antialias=antialias)
 
 
-def em_units(model: nn.Module) -> list[HighwayEMAttention | EMAttention]:
-    return [m for m in model.modules() if isinstance(m, HighwayEMAttention | EMAttention)]
+def em_units(model: nn.Module) -> list[EMUnit]:
+    return [module for module in model.modules() if isinstance(module, EMUnit)]
 
 
 @contextmanager

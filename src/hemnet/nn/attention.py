@@ -8,29 +8,25 @@ Semantic Segmentation" (ICCV 2019), its special case of full steps without a gra
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from hemnet.em import BACKWARDS, EMResult, highway_em
-from hemnet.em.checks import (
-    StepSize,
-    check_iterations,
-    check_kernel,
-    check_steps,
-    check_variance,
-)
-from hemnet.em.solver import constant_em
+from hemnet.em import BACKWARDS, Gaussian, Mixture, VonMisesFisher
+from hemnet.em.checks import StepSize, check_iterations, check_steps
+from hemnet.em.mixtures import KERNELS, make_mixture, mixture_from
 from hemnet.nn.health import covariance_product
-from hemnet.nn.moving import MovingAverage
-from hemnet.nn.unit import EMUnit, Preset
+from hemnet.nn.running_average import RunningAverage
+from hemnet.nn.unit import EMUnit, Plan
 
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
-PRESETS = {
-    "recommended": Preset(gain=0.0, gain_rate=30.0),  # docs/results.md has the measurements
-    "paper": Preset(gain=1.0, gain_rate=1.0),
+PRESETS: dict[str, dict[str, Any]] = {  # what an option is where its caller does not choose
+    "recommended": {"gain": 0.0, "gain_rate": 30.0},  # docs/results.md has the measurements
+    "paper": {"gain": 1.0, "gain_rate": 1.0},
 }
 
 
@@ -41,12 +37,12 @@ class HighwayEMAttention(EMUnit):
         channels: channels of the input and output, C.
         bases: number of bases, K.
         iterations: E- and N-steps in training, T.
-        step_size: η in (0, 1]: a number, one per iteration, or a tensor; a parameter is learned.
+        step_size: η in (0, 2): a number, one per iteration, or a tensor; a parameter is learned.
         variance: σ²: a number, None for √C, or "auto" to follow the features' scale.
         kernel: "dot" or "rbf".
         decay: of the moving average of the bases.
         eval_iterations: E- and N-steps in evaluation; as in training where None.
-        backward: "exact", "autograd", "highway" or "none", see `hemnet.highway_em`.
+        backward: "exact", "autograd", "highway", "implicit" or "none", see `hemnet.highway_em`.
         zero_init: True for gain=0, so that the unit is the identity at first, False for gain=1.
         gain: how much of its branch the unit adds to its input at first; None for the preset's.
         gain_rate: how many times as fast as other weights the gain is learned; None for the
@@ -54,6 +50,9 @@ class HighwayEMAttention(EMUnit):
         normalise: EM sees features of mean 0 and variance 1 in each channel.
         preset: "recommended" (gain=0, gain_rate=30: the identity at first, and soon more), or
             "paper" for the paper's unit to the letter (1 and 1).
+        mixture: another mixture than the Gaussian that variance and kernel are short for, such as
+            `hemnet.VonMisesFisher(10.0)`, or its name and settings as a mapping.
+        group: a process group over whose ranks the positions of each image are spread.
 
     With per-iteration step sizes and more iterations in evaluation, the last one is repeated.
 
@@ -79,27 +78,39 @@ class HighwayEMAttention(EMUnit):
         gain_rate: float | None = None,
         normalise: bool = False,
         preset: str = "recommended",
+        mixture: Mixture | Mapping[str, Any] | str | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         if preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
         if gain is not None and zero_init is not None:
             raise ValueError(f"give gain or zero_init, not both; got {gain!r} and {zero_init!r}")
-        if gain is None:
-            gain = PRESETS[preset].gain if zero_init is None else float(not zero_init)
-        gain_rate = PRESETS[preset].gain_rate if gain_rate is None else gain_rate
-        if not math.isfinite(gain):
-            raise ValueError(f"gain must be a finite number; got {gain!r}")
-        if not 0 < gain_rate < math.inf:
-            raise ValueError(f"gain_rate must be a finite number above 0; got {gain_rate!r}")
+        if gain is None and zero_init is not None:
+            gain = float(not zero_init)
+        chosen = PRESETS[preset]
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
-        check_kernel(kernel)
-        check_steps(step_size, iterations)
+        if kernel not in KERNELS:
+            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
         if backward not in BACKWARDS:
             raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}; got {backward!r}")
         if isinstance(variance, str) and variance != "auto":
             raise ValueError(f'variance must be a number, None or "auto"; got {variance!r}')
-        super().__init__(channels, bases, decay, Preset(gain, gain_rate), normalise)
+        given = mixture_from(mixture) if isinstance(mixture, Mapping | str) else mixture
+        fixed = make_mixture(given, None if variance == "auto" else variance, kernel, channels)
+        if given is not None and variance == "auto":
+            raise ValueError('give mixture or variance="auto", which is a Gaussian\'s')
+        check_steps(step_size, iterations, fixed.step_limit)
+        super().__init__(
+            channels,
+            bases,
+            decay,
+            chosen["gain"] if gain is None else gain,
+            chosen["gain_rate"] if gain_rate is None else gain_rate,
+            normalise,
+            fixed.width(channels),
+            group,
+        )
         self.iterations, self.eval_iterations = iterations, eval_iterations
         self.kernel, self.backward = kernel, backward
         if backward == "none":  # no gradient would reach it; data parallelism wants to be told
@@ -109,51 +120,51 @@ class HighwayEMAttention(EMUnit):
             self.register_buffer("step_size", step_size)
         else:
             self.step_size = step_size
-        self.principal: MovingAverage | None = None
-        self._fixed_variance = 0.0
+        self.principal: RunningAverage | None = None
+        self._mixture = fixed
         if variance == "auto":
             # ‖value‖ is λ and value/‖value‖ its direction: a power iteration over training steps.
-            self.principal = MovingAverage(torch.empty(channels), decay)
-        else:
-            self._fixed_variance = float(check_variance(variance, channels))
+            self.principal = RunningAverage(torch.empty(channels), decay)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
         if self.principal is not None:
             direction = F.normalize(torch.randn_like(self.principal.value), dim=0)
             with torch.no_grad():  # σ² starts at √C
                 self.principal.value.copy_(direction * (AUTO_RATIO * math.sqrt(self.channels)))
+        super().reset_parameters()
 
     @property
-    def variance(self) -> float | Tensor:
-        if self.principal is None:
-            return self._fixed_variance
-        return self.principal.value.norm() / AUTO_RATIO
+    def variance(self) -> float | Tensor | None:
+        """σ² of an evaluation pass; None for a mixture that has no such number."""
+        return self.plan().mixture.variance
 
-    def _tracked_variance(self, sample: Tensor, weights: Tensor | None) -> float | Tensor:
+    def plan(self, iterations: int | None = None) -> Plan:
         if self.principal is None:
-            return self._fixed_variance
+            return self._plan(self._mixture, iterations)
+        variance = self.principal.value.norm() / AUTO_RATIO
+        return self._plan(Gaussian(variance, self.kernel), iterations)
+
+    def _training_plan(self, sample: Tensor, weights: Tensor | None) -> Plan:
+        if self.principal is None:
+            return self.plan()
         start = self.principal.begin(self.parameters())
         self.principal.update(covariance_product(sample, F.normalize(start, dim=0), weights))
-        return start.norm() / AUTO_RATIO
+        return self._plan(Gaussian(start.norm() / AUTO_RATIO, self.kernel))
 
-    def _attend(
-        self, x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
-    ) -> EMResult:
-        iterations = self.iterations
-        if not self.training and self.eval_iterations is not None:
-            iterations = self.eval_iterations
-        steps = fit_length(self.step_size, iterations)
-        return highway_em(
-            x, bases, iterations, steps, variance, self.kernel, self.backward, weights=weights
-        )
+    def _plan(self, mixture: Mixture, iterations: int | None = None) -> Plan:
+        iterations = iterations or self.current_iterations
+        steps = check_steps(fit_length(self.step_size, iterations), iterations, mixture.step_limit)
+        return Plan(mixture, steps, self.backward)
 
     def extra_repr(self) -> str:
-        variance = "auto" if self.principal is not None else f"{self._fixed_variance:.4g}"
+        mixture = f"mixture={self._mixture}"
+        if isinstance(self._mixture, Gaussian):
+            variance = "auto" if self.principal is not None else f"{self._mixture.sigma2:.4g}"
+            mixture = f"variance={variance}, kernel={self.kernel}"
         return (
             f"{self.channels}, bases={self.bases.value.shape[0]}, iterations={self.iterations}, "
-            f"step_size={self.step_size}, variance={variance}, kernel={self.kernel}, "
+            f"step_size={self.step_size}, {mixture}, "
             f"eval_iterations={self.eval_iterations}, backward={self.backward}"
         )
 
@@ -175,25 +186,15 @@ class EMAttention(EMUnit):
     ) -> None:
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
-        super().__init__(channels, bases, decay, Preset(float(not zero_init), 1.0))
+        super().__init__(channels, bases, decay, float(not zero_init))
         self.iterations, self.eval_iterations = iterations, eval_iterations
         # No gradient would reach it; data parallelism wants to be told.
         self.conv_in.requires_grad_(False)
         self.reset_parameters()
 
-    @property
-    def variance(self) -> float:
-        return 1.0
-
-    def _attend(
-        self, x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
-    ) -> EMResult:
-        iterations = self.iterations
-        if not self.training and self.eval_iterations is not None:
-            iterations = self.eval_iterations
-        return constant_em(
-            x, bases, (1.0,) * iterations, variance, unit_length=True, weights=weights
-        )
+    def plan(self, iterations: int | None = None) -> Plan:
+        steps = (1.0,) * (iterations or self.current_iterations)
+        return Plan(VonMisesFisher(1.0, normalise=False), steps, "none")
 
     def extra_repr(self) -> str:
         return (

@@ -64,7 +64,7 @@ def read_health(
     x: Tensor,
     initial: Tensor,
     responsibilities: Tensor,
-    variance: float | Tensor,
+    variance: float | Tensor | None,
     weights: Tensor | None = None,
 ) -> Health:
     """x: B,N,C features (a sample does), initial: K,C bases, responsibilities: B,N,K.
@@ -79,7 +79,7 @@ def read_health(
     used = torch.zeros(gamma.shape[-1], device=gamma.device)
     used[gamma.argmax(dim=-1)] = 1
     return Health(
-        ratio=float(principal / variance),
+        ratio=math.nan if variance is None else float(principal / variance),
         spread=float(spread(initial)),
         entropy=float(entropy),
         in_use=float(used.mean()),

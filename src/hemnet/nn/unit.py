@@ -1,7 +1,9 @@
-"""What the attention units share: convolutions around EM, bases between images, their health.
+"""What the attention units share: convolutions around EM, and bases that follow the data.
 
 1×1 convolution (→ scale, ours) → T iterations of EM → features rebuilt from K bases → ReLU →
 1×1 convolution, batch norm, + identity → ReLU
+
+The first convolution is not computed where EM can see through it: see `hemnet.em.sources`.
 """
 
 from __future__ import annotations
@@ -9,16 +11,21 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from hemnet.em import EMResult, r_step
-from hemnet.em.steps import wide
+from hemnet.em import EMResult, Mixture, r_step
+from hemnet.em.checks import Steps
+from hemnet.em.numeric import upcast
+from hemnet.em.solver import solve
+from hemnet.em.sources import Linear, apply_linear
 from hemnet.nn.health import BasesWarning, Health, read_health
-from hemnet.nn.moving import MovingAverage
+from hemnet.nn.residual_gain import ResidualGain, batch_norm
+from hemnet.nn.running_average import RunningAverage
 
 SAMPLE = 512  # positions of an image that stand for all of it where statistics are taken
 KEPT_IMAGES = 4  # images whose sample is kept for `health`
@@ -26,25 +33,73 @@ CHECK_EVERY = 100  # training passes between two looks at the bases' health
 WARM_UP = 20  # passes before the bases are judged at all
 
 
-class Preset(NamedTuple):
-    """How a unit is added to its input where its caller does not choose.
+class Plan(NamedTuple):
+    """How a pass fits its bases.
 
     Attributes:
-        gain: how much of its branch the unit adds at first.
-        gain_rate: how many times as fast as other weights the gain is learned. A rate that suits
-            convolutions hardly moves it: at 1 it stays near its start for thousands of steps,
-            and a unit that starts as the identity remains one.
+        mixture: with the variance of this pass.
+        steps: η of every iteration.
+        backward: a mode of `highway_em`.
     """
 
-    gain: float
-    gain_rate: float
+    mixture: Mixture
+    steps: Steps
+    backward: str
+
+
+class Solver(Protocol):
+    """What fits the bases of a unit; replaceable, for looking inside (see `EMUnit.solver`)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        bases: Tensor,
+        plan: Plan,
+        *,
+        weights: Tensor | None,
+        linear: Linear | None,
+        group: ProcessGroup | None,
+    ) -> EMResult: ...
+
+
+def highway_solver(
+    x: Tensor,
+    bases: Tensor,
+    plan: Plan,
+    *,
+    weights: Tensor | None = None,
+    linear: Linear | None = None,
+    group: ProcessGroup | None = None,
+) -> EMResult:
+    """Highway EM, what units use."""
+    mixture, steps, backward = plan
+    return solve(
+        x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group
+    )
 
 
 class EMUnit(nn.Module, ABC):
-    """Everything but how bases are fitted, which is the subclass's: `variance` and `_attend`."""
+    """Everything but the mixture and its steps, which a subclass gives by `plan`.
+
+    Attributes:
+        solver: fits the bases, `highway_solver`; put another in its place to watch or change what
+            the unit does, and this one back.
+    """
+
+    solver: Solver
+    iterations: int
+    eval_iterations: int | None
 
     def __init__(
-        self, channels: int, bases: int, decay: float, start: Preset, normalise: bool = False
+        self,
+        channels: int,
+        bases: int,
+        decay: float,
+        gain: float,
+        gain_rate: float = 1.0,
+        normalise: bool = False,
+        width: int | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         for name, number in (("channels", channels), ("bases", bases)):
@@ -52,14 +107,18 @@ class EMUnit(nn.Module, ABC):
                 raise ValueError(f"{name} must be a whole number of at least 1; got {number!r}")
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
-        self.channels, self.start = channels, start
+        if not math.isfinite(gain):
+            raise ValueError(f"gain must be a finite number; got {gain!r}")
+        self.channels, self.initial_gain, self.group = channels, gain, group
         self.conv_in = nn.Conv2d(channels, channels, 1)
         # No weights of its own: a common shift of the features, which a large first convolution or
         # its bias can make, would let the longest basis explain every position.
         self.scale = nn.BatchNorm2d(channels, affine=False) if normalise else nn.Identity()
         self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
-        self.bases = MovingAverage(torch.empty(bases, channels), decay)
+        self.gain = ResidualGain(gain_rate)
+        self.bases = RunningAverage(torch.empty(bases, width or channels), decay)
+        self.solver = highway_solver
         self._kept: tuple[Tensor, Tensor | None] | None = None  # features and their weights
         self._passes = 0
         self._warned = False
@@ -73,11 +132,12 @@ class EMUnit(nn.Module, ABC):
         for norm in (self.scale, self.norm):
             if isinstance(norm, nn.BatchNorm2d):
                 norm.reset_parameters()
-        nn.init.constant_(self.norm.weight, self.start.gain / self.start.gain_rate)
+        self.gain.reset_parameters()
+        nn.init.constant_(self.norm.weight, self.initial_gain / self.gain.factor)
         with torch.no_grad():
-            count = self.bases.value.shape[0]
-            nn.init.normal_(self.bases.value, std=math.sqrt(2 / count))
-            self.bases.value.copy_(F.normalize(self.bases.value, dim=-1))
+            means = torch.randn_like(self.bases.value[:, : self.channels])
+            means = F.normalize(means, dim=-1)
+            self.bases.value.copy_(self.plan().mixture.start(means))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x: B,C,H,W → B,C,H,W.
@@ -90,54 +150,62 @@ class EMUnit(nn.Module, ABC):
                 f"expected an input of shape (batch, {self.channels}, height, width); "
                 f"got {tuple(x.shape)}"
             )
-        features = self.scale(self.conv_in(x))
-        flat = features.flatten(2).mT  # B,N,C: a view of either memory format
         weights = None if mask is None else _position_weights(mask, x)
-        looked_at = None if torch.compiler.is_exporting() else (_sample(flat), _thinned(weights))
+        flat, linear = self._input(x)
+        looked_at = None
+        if not torch.compiler.is_exporting():
+            with torch.no_grad():
+                looked_at = apply_linear(_sample(flat), linear), _thinned(weights)
+
+        def fit(bases: Tensor, plan: Plan) -> EMResult:
+            return self.solver(
+                flat, bases, plan, weights=weights, linear=linear, group=self.group
+            )
+
         if self.training and looked_at is not None:
-            variance = self._tracked_variance(*looked_at)
+            plan = self._training_plan(*looked_at)
             start = self.bases.begin(self.parameters())
-            result = self._attend(flat, start, variance, weights)
+            result = fit(start, plan)
             self.bases.update(result.bases)
         else:
-            result = self._attend(flat, self.bases.value, self.variance, weights)
+            plan = self.plan()
+            result = fit(self.bases.value, plan)
         if looked_at is not None:
             self._observe(*looked_at)
-        rebuilt = self.conv_out(F.relu(_rebuild(result, features)))
-        return F.relu(self._add_branch(x, rebuilt))
+        means = plan.mixture.means(result.bases)
+        rebuilt = _rebuild(result.responsibilities, means, x)
+        return F.relu(self.gain(x, self.conv_out(F.relu(rebuilt)), self.norm, self.group))
 
-    def _add_branch(self, x: Tensor, rebuilt: Tensor) -> Tensor:
-        """x + r · norm(rebuilt), r being `gain_rate`.
+    def _input(self, x: Tensor) -> tuple[Tensor, Linear | None]:
+        """x: B,C,H,W as EM reads it: B,N,C, and the linear map in front, a view of either layout.
 
-        A step of the optimizer changes what is added r times as much as it changes the norm's
-        weights. Their gradient is r times as large, too, and an optimizer whose steps follow the
-        gradient's size, as SGD's do, would be r² times as fast: it is divided by r again.
+        A batch norm between the convolution and EM needs the convolution's output.
         """
-        r = self.start.gain_rate
-        if r == 1 or torch.compiler.is_exporting() or not torch.is_grad_enabled():
-            return torch.add(x, self.norm(rebuilt), alpha=r)
-        branch = _gradient_times(self.norm(_gradient_times(rebuilt, r)), 1 / r)
-        return torch.add(x, branch, alpha=r)
+        if isinstance(self.scale, nn.Identity):
+            assert self.conv_in.bias is not None
+            return x.flatten(2).mT, (self.conv_in.weight.flatten(1), self.conv_in.bias)
+        return batch_norm(self.scale, self.conv_in(x), self.group).flatten(2).mT, None
+
+    def features(self, x: Tensor) -> Tensor:
+        """What EM sees of inputs x: B,C,H,W in evaluation: B,C,H,W in float32 (or float64)."""
+        mode = self.scale.training
+        self.scale.eval()  # looking must not move its averages
+        features = self.scale(self.conv_in(x))
+        self.scale.train(mode)
+        return upcast(features)
 
     def health(self, x: Tensor | None = None) -> Health:
         """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
         if x is None and self._kept is None:
             raise RuntimeError("no features to read health from: run a forward pass or give x")
         with torch.no_grad():
-            seen = self._kept if x is None else (self._features(x), None)
+            seen = self._kept if x is None else (self.features(x).flatten(2).mT, None)
             assert seen is not None
             flat, weights = seen
-            result = self._attend(flat, self.bases.value, self.variance, weights)
-        gamma, start = result.responsibilities, self.bases.value
-        return read_health(flat, start, gamma, self.variance, weights)
-
-    def _features(self, x: Tensor) -> Tensor:
-        """What EM sees of x: B,C,H,W in evaluation: B,N,C."""
-        mode = self.scale.training
-        self.scale.eval()  # looking must not move its averages
-        features = self.scale(self.conv_in(x))
-        self.scale.train(mode)
-        return wide(features.flatten(2).mT)
+            plan, start = self.plan(), self.bases.value
+            result = highway_solver(flat, start, plan, weights=weights)
+        means = plan.mixture.means(start)
+        return read_health(flat, means, result.responsibilities, plan.mixture.variance, weights)
 
     def train(self, mode: bool = True) -> Self:
         if self.training and not mode:
@@ -145,19 +213,19 @@ class EMUnit(nn.Module, ABC):
         return super().train(mode)
 
     @property
-    @abstractmethod
-    def variance(self) -> float | Tensor:
-        """σ² of an evaluation pass."""
-
-    def _tracked_variance(self, sample: Tensor, weights: Tensor | None) -> float | Tensor:
-        """σ² of a training pass, which may learn from its sample B,n,C with weights B,n."""
-        return self.variance
+    def current_iterations(self) -> int:
+        """T of the mode, training or evaluation, that the unit is in."""
+        if self.training or self.eval_iterations is None:
+            return self.iterations
+        return self.eval_iterations
 
     @abstractmethod
-    def _attend(
-        self, x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
-    ) -> EMResult:
-        """Fit bases: K,C to x: B,N,C whose positions count as weights: B,N or 1,N say."""
+    def plan(self, iterations: int | None = None) -> Plan:
+        """Of an evaluation pass; with another number of iterations than the mode's, if given."""
+
+    def _training_plan(self, sample: Tensor, weights: Tensor | None) -> Plan:
+        """Of a training pass, which may learn from its sample B,n,C with weights B,n."""
+        return self.plan()
 
     def _observe(self, sample: Tensor, weights: Tensor | None) -> None:
         self._kept = sample[:KEPT_IMAGES], None if weights is None else weights[:KEPT_IMAGES]
@@ -172,7 +240,7 @@ class EMUnit(nn.Module, ABC):
         health = self.health()
         if health.state != "healthy":
             self._warned = True
-            advice = _advice(health, follows=isinstance(self.variance, Tensor))
+            advice = _advice(health, follows=isinstance(self.plan().mixture.variance, Tensor))
             warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -192,36 +260,19 @@ class EMUnit(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def _rebuild(result: EMResult, like: Tensor) -> Tensor:
+def _rebuild(responsibilities: Tensor, means: Tensor, like: Tensor) -> Tensor:
     """The R-step: B,C,H,W in the memory format of `like`, so that nothing is copied."""
     if like.is_contiguous(memory_format=torch.channels_last):
-        flat = r_step(result.responsibilities, result.bases).mT
+        flat = r_step(responsibilities, means).mT
     else:
-        flat = r_step(result.bases.mT.to(result.responsibilities.dtype), result.responsibilities.mT)
+        flat = r_step(means.mT.to(responsibilities.dtype), responsibilities.mT)
     return flat.unflatten(2, like.shape[2:])
-
-
-def _gradient_times(x: Tensor, factor: float) -> Tensor:
-    """x itself, with its gradient multiplied."""
-    same: Tensor = _GradientTimes.apply(x, factor)
-    return same
-
-
-class _GradientTimes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
 
 
 @torch.no_grad()
 def _sample(x: Tensor) -> Tensor:
     """Evenly spaced positions of x: B,N,C in float32. The same for an image in any batch."""
-    return wide(x[:, _sampled(x)]).clone()
+    return upcast(x[:, _sampled(x)]).clone()
 
 
 def _sampled(x: Tensor) -> slice:

@@ -161,7 +161,7 @@ def attention(run: Run) -> str:
     bound = run.unit.bound
     if len(bound) > 1:
         unit = find_unit(run.model)
-        dot = isinstance(unit, HighwayEMAttention) and unit.kernel == "dot"
+        exact = unit is not None and unit.plan().mixture.exact
         series = [Series("ELBO", range(len(bound)), bound, "a", dots=True)]
         chart = line_chart(
             series,
@@ -177,7 +177,7 @@ def attention(run: Run) -> str:
         note += (
             "; assigning the pixels may cost a little, because the dot kernel is not quite the "
             "mixture's own."
-            if dot
+            if not exact
             else ", and so does assigning the pixels."
         )
         body += (
@@ -204,7 +204,8 @@ def health(run: Run) -> str:
     if isinstance(unit, HighwayEMAttention) and found.state != "healthy":
         auto = "" if unit.principal is not None else 'variance="auto", or '
         which = "smaller" if found.state == "collapsed" else "larger"
-        remedy = f" Train with {auto}a variance {which} than {float(unit.variance):.3g}."
+        if unit.variance is not None:
+            remedy = f" Train with {auto}a variance {which} than {float(unit.variance):.3g}."
     texts = {
         "healthy": "The bases differ and the pixels are shared among them: gradients reach every "
         "iteration.",

@@ -18,7 +18,7 @@ from hemnet.errors import UserError
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
 from hemnet.progress import track
-from hemnet.study.unit import find_unit, iterate, most_distinct, settings_of, watching
+from hemnet.study.unit import find_unit, iterate, most_distinct, watching
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,15 @@ def look(model: Segmenter, image: Tensor, iterations: int | None = None) -> Look
     device = next(model.parameters()).device
     with watching(unit) as kept:
         logits = model(normalise(image[None].to(device), settings.mean, settings.std))
-    x, size = kept[-1].flatten(2).mT, kept[-1].shape[2:]
+    features = kept[-1].features
+    x, size, plan = features.flatten(2).mT, features.shape[2:], unit.plan(iterations)
     maps, rebuilt = [], []
-    for gamma, bases in iterate(x, unit.bases.value.float(), settings_of(unit, iterations)):
+    for gamma, bases in iterate(x, unit.bases.value.float(), plan):
         maps.append(gamma[0].mT.unflatten(1, size).cpu())
-        rebuilt.append(r_step(gamma, bases)[0].mT.unflatten(1, size).cpu())
+        means = plan.mixture.means(bases)
+        rebuilt.append(r_step(gamma, means)[0].mT.unflatten(1, size).cpu())
     prediction = logits.argmax(1)[0].cpu()
-    return Look(kept[-1][0].cpu(), maps, rebuilt, prediction, model.backbone.placement)
+    return Look(features[0].cpu(), maps, rebuilt, prediction, model.backbone.placement)
 
 
 def choose_bases(seen: Look, count: int, wanted: Sequence[int] | None = None) -> list[int]:

@@ -20,6 +20,7 @@ from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.errors import UserError
+from hemnet.nn.attention import HighwayEMAttention
 from hemnet.nn.segmenter import Segmenter
 from hemnet.study.features import shared_store
 from hemnet.study.gradients import effective_weights, model_gradient_flow
@@ -205,7 +206,7 @@ def measure_model(
     unit = find_unit(model)
     found = {}
     for eta in step_sizes:
-        assert unit is not None
+        assert isinstance(unit, HighwayEMAttention)
         unit.iterations, unit.step_size = iterations, eta
         found[eta] = measure(model, loss, fixed)
     return found

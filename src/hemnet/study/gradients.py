@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from hemnet.em import EMResult, e_step, elbo, n_step
-from hemnet.em.checks import StepSize, check_iterations, check_steps
-from hemnet.nn.attention import EMAttention, HighwayEMAttention
-from hemnet.study.unit import find_unit, settings_of
+from hemnet.em import EMResult, Mixture, elbo
+from hemnet.em.checks import Steps, StepSize, check_iterations, check_steps
+from hemnet.em.mixtures import make_mixture
+from hemnet.em.solver import initial, iterate
+from hemnet.em.sources import Linear, apply_linear
+from hemnet.em.statistics import Statistics, softmax_of
+from hemnet.nn.unit import Plan
+from hemnet.study.unit import find_unit
 
 Loss = Callable[[EMResult], Tensor]
 
@@ -59,6 +61,26 @@ def effective_weights(step_sizes: Tensor) -> Tensor:
     return step_sizes * torch.cat((later[1:], torch.ones_like(later[:1])))
 
 
+class LeafCopies:
+    """x: B,N,C with a leaf of its own for each place where it enters an iteration.
+
+    x is in the logits of the E-step and in the weighted sums of the N-step. One backward pass then
+    tells apart what reaches it on each of the 2·T paths, exactly.
+    """
+
+    def __init__(self, x: Tensor, weights: Tensor | None = None) -> None:
+        self.x, self.weights = x, weights
+        self.e_leaves: list[Tensor] = []
+        self.n_leaves: list[Tensor] = []
+
+    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
+        for leaves in (self.e_leaves, self.n_leaves):
+            leaves.append(self.x.detach().clone().requires_grad_())
+        gamma = softmax_of(self.e_leaves[-1], weight, bias)
+        counted = gamma if self.weights is None else gamma * self.weights.unsqueeze(-1).to(gamma)
+        return Statistics(counted.sum(dim=1), counted.mT @ self.n_leaves[-1], gamma)
+
+
 class Unrolled:
     """T iterations on leaf copies of x: B,N,C; `gradients(loss)` of a loss on `result`."""
 
@@ -66,38 +88,29 @@ class Unrolled:
         self,
         x: Tensor,
         bases: Tensor,
-        iterations: int = 3,
-        step_size: StepSize = 0.5,
-        variance: float | Tensor | None = None,
-        kernel: str = "dot",
-        unit_length: bool = False,
+        steps: Steps,
+        mixture: Mixture,
         weights: Tensor | None = None,
     ) -> None:
-        check_iterations(iterations)
-        steps = check_steps(step_size, iterations)
-        self.e_leaves: list[Tensor] = []
-        self.n_leaves: list[Tensor] = []
+        self.leaves = LeafCopies(mixture.statistics(x), weights)
         self.bases: list[Tensor] = []  # μ⁽¹⁾ … μ⁽ᵀ⁾
         self.responsibilities: list[Tensor] = []
         bounds: list[Tensor] = []
-        for step in steps:
-            for leaves in (self.e_leaves, self.n_leaves):
-                leaves.append(x.detach().clone().requires_grad_())
-            gamma = e_step(self.e_leaves[-1], bases, variance, kernel)
-            bases = n_step(self.n_leaves[-1], bases, gamma, step, weights)
-            if unit_length:
-                bases = F.normalize(bases, dim=-1)
-            self.bases.append(bases)
-            self.responsibilities.append(gamma)
+        start = initial(bases, x, mixture, x.shape[-1])
+        for _, found, moved in iterate(self.leaves, start, steps, mixture, keep=True):
+            assert found.responsibilities is not None
+            self.bases.append(moved)
+            self.responsibilities.append(found.responsibilities)
             with torch.no_grad():
-                bounds.append(elbo(x, bases, gamma, variance, weights))
+                gamma = found.responsibilities
+                bounds.append(elbo(x, moved, gamma, weights=weights, mixture=mixture))
         self.result = EMResult(self.bases[-1], self.responsibilities[-1])
         self.elbo = torch.stack(bounds)
         self.weights = weights
         self.step_sizes = torch.as_tensor(steps, dtype=x.dtype, device=x.device).detach()
 
     def gradients(self, loss: Tensor) -> GradientFlow:
-        wanted = [*self.n_leaves, *self.e_leaves, *self.bases]
+        wanted = [*self.leaves.n_leaves, *self.leaves.e_leaves, *self.bases]
         found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
         n, e, mu = (torch.stack(part) for part in _thirds(found))
         gamma = torch.stack([g.detach() for g in self.responsibilities])
@@ -119,33 +132,37 @@ def gradient_flow(
     kernel: str = "dot",
 ) -> GradientFlow:
     """Highway EM's gradient flow for a loss on its result. x: B,N,C, bases: K,C or B,K,C."""
-    unrolled = Unrolled(x, bases, iterations, step_size, variance, kernel)
+    check_iterations(iterations)
+    steps = check_steps(step_size, iterations)
+    unrolled = Unrolled(x, bases, steps, make_mixture(None, variance, kernel, x.shape[-1]))
     return unrolled.gradients(loss(unrolled.result))
 
 
-@contextmanager
-def leaf_copies(unit: HighwayEMAttention | EMAttention, kept: list[Unrolled]) -> Iterator[None]:
-    """Inside, the unit's passes run on leaf copies and are appended to `kept`.
+class LeafSolver:
+    """A unit's solver that runs on leaf copies and keeps what it did.
 
     The unit's output is what it always is; no gradient goes past the leaves to what is before it.
     """
 
-    def attend(
-        x: Tensor, bases: Tensor, variance: float | Tensor, weights: Tensor | None = None
+    def __init__(self) -> None:
+        self.kept: list[Unrolled] = []
+
+    def __call__(
+        self,
+        x: Tensor,
+        bases: Tensor,
+        plan: Plan,
+        *,
+        weights: Tensor | None = None,
+        linear: Linear | None = None,
+        group: object = None,
     ) -> EMResult:
-        how = settings_of(unit)
-        steps, kernel, unit_length = how.steps, how.kernel, how.unit_length
-        kept.append(Unrolled(x, bases, len(steps), steps, variance, kernel, unit_length, weights))
-        result = kept[-1].result
-        if isinstance(unit, EMAttention):  # its results are constants
+        features = apply_linear(x, linear)
+        self.kept.append(Unrolled(features, bases, plan.steps, plan.mixture, weights))
+        result = self.kept[-1].result
+        if plan.backward == "none":  # its results are constants
             return EMResult(*(t.detach() for t in result))
         return result
-
-    unit._attend = attend  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del unit._attend
 
 
 def model_gradient_flow(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> GradientFlow:
@@ -157,7 +174,6 @@ def model_gradient_flow(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -
     unit = find_unit(twin)
     if unit is None:
         raise ValueError(f"{type(model).__name__} has no EM unit whose gradients could be read")
-    kept: list[Unrolled] = []
-    with leaf_copies(unit, kept):
-        value = loss(twin)
-    return kept[-1].gradients(value)
+    unit.solver = solver = LeafSolver()
+    value = loss(twin)
+    return solver.kept[-1].gradients(value)

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import hemnet
-from hemnet.em.checks import Steps, check_steps
-from hemnet.em.solver import constant_em
-from hemnet.nn.attention import EMAttention, HighwayEMAttention, fit_length
+from hemnet.em import VonMisesFisher, solver
+from hemnet.em.solver import initial
+from hemnet.em.sources import Features
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import EMUnit, Plan
 
 
 @dataclass(frozen=True)
@@ -31,59 +31,35 @@ class UnitTrace:
     placement: Placement  # of h,w on the images
 
 
-def find_unit(model: nn.Module) -> HighwayEMAttention | EMAttention | None:
+def find_unit(model: nn.Module) -> EMUnit | None:
     """The model's first EM unit."""
-    units = (HighwayEMAttention, EMAttention)
-    return next((module for module in model.modules() if isinstance(module, units)), None)
+    return next((module for module in model.modules() if isinstance(module, EMUnit)), None)
 
 
-class Settings(NamedTuple):
-    """What one pass of a unit does: η of every iteration, σ², and EMANet's peculiarity."""
+class Watched(NamedTuple):
+    """What the unit's EM saw in one pass, and what came of it."""
 
-    steps: Steps
-    variance: float | Tensor
-    kernel: str
-    unit_length: bool
-
-
-def settings_of(unit: HighwayEMAttention | EMAttention, iterations: int | None = None) -> Settings:
-    """Of a pass in the unit's present mode, or with another number of iterations."""
-    if iterations is None:
-        iterations = unit.iterations
-        if not unit.training and unit.eval_iterations is not None:
-            iterations = unit.eval_iterations
-    if isinstance(unit, EMAttention):
-        return Settings((1.0,) * iterations, unit.variance, "dot", True)
-    steps = check_steps(fit_length(unit.step_size, iterations), iterations)
-    return Settings(steps, unit.variance, unit.kernel, False)
+    features: Tensor  # B,C,h,w in float32, without rows and columns that lie on padding
+    plan: Plan
 
 
 @contextmanager
-def watching(unit: HighwayEMAttention | EMAttention) -> Iterator[list[Tensor]]:
-    """Inside, what every pass gives the unit's EM, B,C,h,w in float32, is put into the list.
+def watching(unit: EMUnit) -> Iterator[list[Watched]]:
+    """Inside, what the unit's EM sees in every pass is put into the list."""
+    kept: list[Watched] = []
 
-    Rows and columns that lie on padding are left out: they take no part in EM.
-    """
-    kept: list[Tensor] = []
-    sizes: list[tuple[int | None, int | None]] = []
-
-    def note_mask(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def keep(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         mask = named.get("mask", inputs[1] if len(inputs) > 1 else None)
-        sizes.append((None, None) if mask is None else _extent(mask))
+        height, width = (None, None) if mask is None else _extent(mask)
+        with torch.no_grad():
+            features = unit.features(inputs[0])
+        kept.append(Watched(features[..., :height, :width].float(), unit.plan()))
 
-    def keep(_: nn.Module, __: Any, features: Tensor) -> None:
-        height, width = sizes[-1]
-        kept.append(features[..., :height, :width].float())
-
-    handles = [
-        unit.register_forward_pre_hook(note_mask, with_kwargs=True),
-        unit.scale.register_forward_hook(keep),
-    ]
+    handle = unit.register_forward_pre_hook(keep, with_kwargs=True)
     try:
         yield kept
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def _extent(mask: Tensor) -> tuple[int, int]:
@@ -92,13 +68,14 @@ def _extent(mask: Tensor) -> tuple[int, int]:
     return int(on_image.any(1).sum()), int(on_image.any(0).sum())
 
 
-def iterate(x: Tensor, bases: Tensor, how: Settings) -> Iterator[tuple[Tensor, Tensor]]:
-    """Responsibilities B,N,K and the bases B,K,C they lead to, of every iteration on x: B,N,C."""
-    for step in how.steps:
-        gamma = hemnet.e_step(x, bases, how.variance, how.kernel)
-        bases = hemnet.n_step(x, bases, gamma, step)
-        bases = F.normalize(bases, dim=-1) if how.unit_length else bases
-        yield gamma, bases
+def iterate(x: Tensor, bases: Tensor, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+    """Responsibilities B,N,K and the bases B,K,P they lead to, of every iteration on x: B,N,C."""
+    mixture = plan.mixture
+    features, start = Features(mixture.statistics(x)), initial(bases, x, mixture, x.shape[-1])
+    with torch.no_grad():
+        for _, found, moved in solver.iterate(features, start, plan.steps, mixture, keep=True):
+            assert found.responsibilities is not None
+            yield found.responsibilities, moved
 
 
 @torch.no_grad()
@@ -112,30 +89,32 @@ def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace 
         return None
     with watching(unit) as kept:
         model(images)
-    features = kept[-1]
+    features, own = kept[-1].features, len(kept[-1].plan.steps)
     x = features.flatten(2).mT  # B,N,C
-    own = unit.iterations if unit.eval_iterations is None else unit.eval_iterations
-    bases, maps, bound = unit.bases.value.float(), [], []
-    if isinstance(unit, EMAttention):
-        counts = range(1, own + 1)
-        solved = [constant_em(x, bases, (1.0,) * t, 1.0, unit_length=True) for t in counts]
-        maps = [result.responsibilities for result in solved]
-    else:
-        total = max(own, further)
-        steps = fit_length(unit.step_size, total)
-        start = hemnet.e_step(x, bases, unit.variance, unit.kernel)
-        bound.append(_per_position(hemnet.elbo(x, bases, start, unit.variance), x))
-        for step in hemnet.trace(x, bases, total, steps, unit.variance, unit.kernel):
-            bound.append(_per_position(step.elbo, x))
-            if len(maps) < own:
-                maps.append(step.responsibilities)
+    plan = unit.plan(max(own, further) if has_bound(kept[-1].plan) else own)
+    start = unit.bases.value.float()
+    maps: list[Tensor] = []
+    bound: list[float] = []
+    if has_bound(plan):
+        gamma = hemnet.e_step(x, start, mixture=plan.mixture)
+        bound.append(_per_position(x, start, gamma, plan))
+    for gamma, bases in iterate(x, start, plan):
+        if len(maps) < own:
+            maps.append(gamma)
+        if has_bound(plan):
+            bound.append(_per_position(x, bases, gamma, plan))
     shaped = [gamma.mT.unflatten(2, features.shape[2:]) for gamma in maps]
     placement = model.backbone.placement if isinstance(model, Segmenter) else Placement()
     return UnitTrace(shaped, bound, own, unit.health(), placement)
 
 
-def _per_position(elbo: Tensor, x: Tensor) -> float:
-    return float(elbo.mean()) / x.shape[1]
+def has_bound(plan: Plan) -> bool:
+    """Whether the unit's steps raise a bound: EMANet's do not, its features have any length."""
+    return not (isinstance(plan.mixture, VonMisesFisher) and not plan.mixture.normalise)
+
+
+def _per_position(x: Tensor, bases: Tensor, gamma: Tensor, plan: Plan) -> float:
+    return float(hemnet.elbo(x, bases, gamma, mixture=plan.mixture).mean()) / x.shape[1]
 
 
 def most_distinct(responsibilities: Tensor, count: int) -> list[int]:

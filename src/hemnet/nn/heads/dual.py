@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hemnet.em.steps import no_autocast
+from hemnet.em.numeric import no_autocast
 from hemnet.nn.heads.layers import attended, classifier, conv_bn_relu
 
 

@@ -1,4 +1,4 @@
-"""A moving average over training steps that counts every image once.
+"""A running average over training steps that counts every image once.
 
 What an average like this has to get right, and what it costs to get wrong:
 
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-class MovingAverage(nn.Module):
+class RunningAverage(nn.Module):
     """value ← decay · value + (1 − decay) · mean over the images of one optimizer step."""
 
     value: Tensor

@@ -1,0 +1,47 @@
+"""Number types: half precision in, float32 inside.
+
+A softmax or a sum over ten thousand positions is not safe in half precision.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def upcast(tensor: Tensor) -> Tensor:
+    """The tensor in float32 where it is narrower."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[None]:
+    """Autocast off: it would turn float32 products into half precision."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):  # such as "meta"
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type that products with x take: half where x or autocast says so, and where it pays.
+
+    On CUDA half-precision products that accumulate and end in float32 are many times as fast. A
+    CPU has no such product (its result would be rounded to half), so it computes in float32.
+    """
+    if x.device.type == "cuda" and x.dtype is not torch.float64:
+        if x.dtype in HALF:
+            return x.dtype
+        if torch.is_autocast_enabled("cuda"):
+            return torch.get_autocast_dtype("cuda")
+    return upcast(x[:0]).dtype
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a: B,I,J times b: B,J,L, both taken as `dtype`, the sums in float32 (float64 if that)."""
+    if dtype in HALF:
+        return torch.bmm(a.to(dtype), b.to(dtype), out_dtype=torch.float32)
+    return torch.bmm(a.to(dtype), b.to(dtype))
