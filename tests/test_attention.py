@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hemnet
+from recording import RecordingSolver
 
 Unit = hemnet.HighwayEMAttention | hemnet.EMAttention
 
@@ -129,15 +130,16 @@ def test_gain_rate_changes_how_fast_the_gain_is_learned_and_nothing_else(
 
 def test_em_sees_normalised_features_where_asked() -> None:
     x = 3 * images(4) + torch.arange(8.0).view(1, 8, 1, 1)
-    seen: list[Tensor] = []
+    recorder = RecordingSolver()
     for normalise in (True, False):
         unit = hemnet.HighwayEMAttention(8, bases=4, normalise=normalise)
-        unit.scale.register_forward_hook(lambda *call: seen.append(call[2]))
+        unit.solver = recorder
         nn.init.normal_(unit.conv_in.bias, mean=5.0)
         unit(x)
         if not normalise:
-            torch.testing.assert_close(seen[-1], unit.conv_in(x))
-    means, deviations = seen[0].mean((0, 2, 3)), seen[0].std((0, 2, 3))
+            seen = recorder.features[-1].mT.unflatten(2, x.shape[2:])
+            torch.testing.assert_close(seen, unit.conv_in(x))
+    means, deviations = recorder.features[0].mean((0, 1)), recorder.features[0].std((0, 1))
     torch.testing.assert_close(means, torch.zeros(8), rtol=0, atol=1e-5)
     torch.testing.assert_close(deviations, torch.ones(8), rtol=0, atol=1e-2)
 

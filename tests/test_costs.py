@@ -51,10 +51,20 @@ def make(name: str, channels: int = 512) -> hemnet.Segmenter:
 @pytest.mark.parametrize("name", ["hemnet", "emanet"])
 @pytest.mark.parametrize("size", [64, 2048])  # the second is computed in tiles
 def test_em_products_are_counted(name: str, size: int) -> None:
-    costs = count(make(name), (size, size))
+    model = make(name)
+    costs = count(model, (size, size))
     positions = (size // 8 + 1) ** 2
+    # The first convolution: on all positions, or before and after each of 3 iterations on 64 bases.
+    mapped = min(positions, 2 * 3 * 64) * 512**2
     # The masses N_k may be summed by a product with ones: 3 of 7·512 parts.
-    assert costs.matmul_flops == pytest.approx(2 * 7 * positions * 64 * 512, rel=0.001)
+    expected = 2 * (7 * positions * 64 * 512 + mapped)
+    assert costs.matmul_flops == pytest.approx(expected, rel=0.001)
+    model.head.attention.absorbs = False
+    computed = count(model, (size, size))
+    assert computed.matmul_flops == pytest.approx(2 * 7 * positions * 64 * 512, rel=0.001)
+    assert computed.flops - costs.flops == pytest.approx(
+        2 * (positions * 512**2 - mapped), rel=0.01, abs=1e6
+    )
 
 
 def test_attention_over_all_positions_is_counted() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import hemnet
 import tiny_data
 from hemnet.data.transforms import Augmentation, normalise
-from hemnet.em.solver import constant_em
-from hemnet.em.streaming import stream_em
+from hemnet.em.solver import initial, iterate
+from hemnet.em.sources import Parts
 from hemnet.engine.context import em_unit, fit_global_bases, using_bases
 from hemnet.engine.inference import EvaluationOptions, em_iterations, predict_classes
 from hemnet.engine.windows import window_grid, windowed_classes
@@ -98,17 +98,23 @@ def test_a_large_file_is_predicted_in_windows(tmp_path: Path) -> None:
     assert '"windows": 12' in (out / "predictions.jsonl").read_text()
 
 
-@pytest.mark.parametrize("kernel", ["dot", "rbf"])
-@pytest.mark.parametrize("unit_length", [False, True])
-def test_parts_have_the_bases_of_the_whole(kernel: str, unit_length: bool) -> None:
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        hemnet.Gaussian(2.0),
+        hemnet.Gaussian(2.0, "rbf"),
+        hemnet.VonMisesFisher(1.0, normalise=False),
+        hemnet.DiagonalGaussian(),
+    ],
+)
+def test_parts_have_the_bases_of_the_whole(mixture: hemnet.Mixture) -> None:
     x, bases = torch.randn(1, 500, 12, dtype=torch.float64) * 3, torch.randn(7, 12).double()
     steps = (0.5, 0.7, 1.0)
-    whole = constant_em(x, bases, steps, 2.0, kernel, unit_length)
-    before = constant_em(x, bases, steps[:-1], 2.0, kernel, unit_length)
     cuts = (3, 200, 0, 297)
-    found = stream_em(lambda: x[0].split(cuts), bases, steps, 2.0, kernel, unit_length)
-    torch.testing.assert_close(found.after, whole.bases[0])
-    torch.testing.assert_close(found.before, before.bases[0])
+    parts = Parts(lambda: mixture.statistics(x)[0].split(cuts))
+    *_, (_, _, found) = iterate(parts, initial(bases, x, mixture, 12), steps, mixture)
+    whole = hemnet.highway_em(x, bases, 3, steps, mixture=mixture)
+    torch.testing.assert_close(found, whole.bases)
 
 
 def network(name: str = "hemnet", **options: Any) -> hemnet.Segmenter:

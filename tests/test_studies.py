@@ -14,6 +14,7 @@ from hemnet.engine.evaluate import evaluate
 from hemnet.engine.inference import EvaluationOptions
 from hemnet.engine.load import load_model
 from hemnet.errors import UserError
+from hemnet.nn.unit import highway_solver
 from hemnet.settings import dump_config
 from hemnet.study import ablation, attention, compare, flow, paper
 from hemnet.study.grid import _run_cell, collect
@@ -257,7 +258,7 @@ def test_look_shows_what_the_model_does(grid):
         assert torch.equal(seen.prediction, torch.from_numpy(expected).long())
         unit = model.head.attention
         x = seen.features.flatten(1).mT[None]
-        own = unit._attend(x, unit.bases.value, unit.variance)
+        own = highway_solver(x, unit.bases.value, unit.plan())
         torch.testing.assert_close(seen.responsibilities[-1].flatten(1).mT, own.responsibilities[0])
         rebuilt = (own.responsibilities @ own.bases)[0].mT
         torch.testing.assert_close(seen.rebuilt[-1].flatten(1), rebuilt)

@@ -15,6 +15,7 @@ from hemnet.engine.loss import SegmentationLoss
 from hemnet.errors import UserError
 from hemnet.study.flow import measure
 from hemnet.study.gradients import effective_weights, gradient_flow, model_gradient_flow
+from recording import RecordingSolver
 
 STEPS = (0.1, 0.5, 1.0, (0.3, 1.0, 0.2, 0.7))
 
@@ -120,11 +121,10 @@ def test_inside_a_model_the_parts_are_the_gradient_at_the_units_features():
         assert torch.equal(value, before[key]), key
     assert all(p.grad is None for p in model.parameters())
 
-    features = []
-    unit = model.head.attention
-    unit.scale.register_forward_hook(lambda *call: features.append(call[2]))
-    (total,) = torch.autograd.grad(loss(model), features)
-    torch.testing.assert_close(flow.total, total.flatten(2).mT, atol=1e-9, rtol=1e-4)
+    model.head.attention.solver = recorder = RecordingSolver()
+    value = loss(model)
+    (total,) = torch.autograd.grad(value, recorder.features)
+    torch.testing.assert_close(flow.total, total, atol=1e-9, rtol=1e-4)
     assert flow.n_step.shape == (3, 2, 25, 16)
     assert (flow.n_step.unflatten(2, (5, 5))[:, :, 4] == 0).all()  # padding has no part in it
     assert flow.elbo.shape == (3, 2)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import em_units
 
 MI = 2**20
 _FLOAT = 4  # bytes
@@ -206,6 +207,8 @@ def paper_table() -> dict[str, dict[str, Any]]:
         make = partial(create_model, row.model, PAPER_CLASSES, channels=row.channels, **options)
         model = on_meta(make)
         model.backbone.pads = False  # 64 features a side, as the paper has it
+        for unit in em_units(model):
+            unit.absorbs = False
         costs = count(model, PAPER_SIZE)
         params, flops = costs.params, costs.paper_flops
         memory = costs.paper_bytes(pixels)

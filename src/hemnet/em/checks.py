@@ -16,6 +16,7 @@ from torch import Tensor
 StepSize = float | Sequence[float] | Tensor
 Steps = tuple[float, ...] | Tensor  # one step size per iteration
 
+
 def check_features(
     x: Tensor, bases: Tensor, channels: int | None = None, width: int | None = None
 ) -> None:

@@ -170,8 +170,7 @@ def solve(
         )
         start = initial(bases, x, mixture, x.shape[-1] if linear is None else len(linear[0]))
         solution = _implicit if backward == "implicit" else iterate
-        for _, found, last in solution(features, start, steps, mixture):
-            pass
+        *_, (_, found, last) = solution(features, start, steps, mixture)
     assert found.responsibilities is not None
     return EMResult(last.to(dtype), found.responsibilities.to(x.dtype))
 
@@ -201,8 +200,7 @@ def _implicit(
     its forward pass is known, and its backward pass needs no memory beyond its bases.
     """
     with torch.no_grad():
-        for point, found, moved in iterate(features, bases, steps, mixture):
-            pass
+        *_, (point, found, moved) = iterate(features, bases, steps, mixture)
     if not torch.is_grad_enabled():
         yield point, found, moved
         return

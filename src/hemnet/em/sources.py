@@ -94,7 +94,7 @@ class Parts:
         # Totals over millions of positions in float64; on the CPU, as not every device has it.
         mass = torch.zeros(bias.shape, dtype=torch.float64)
         sums = torch.zeros(weight.shape, dtype=torch.float64)
-        for part in self.parts():
+        for part in filter(len, self.parts()):
             found = statistics(upcast(part)[None].to(weight), weight, bias)
             mass += found.mass.cpu()
             sums += found.sums.cpu()

@@ -229,9 +229,7 @@ class _Statistics(torch.autograd.Function):
         grads = (*grads[:2], grads[2] if ctx.gives_responsibilities else None)
         if not any(wanted) or all(grad is None for grad in grads):
             return (None,) * 9
-        found = _Gradient.apply(
-            x, projection, bias, weights, gamma, *grads, ctx.constant, wanted
-        )
+        found = _Gradient.apply(x, projection, bias, weights, gamma, *grads, ctx.constant, wanted)
         return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 6)
 
     @staticmethod

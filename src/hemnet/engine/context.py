@@ -26,12 +26,11 @@ from hemnet.em import EMResult, e_step
 from hemnet.em.numeric import upcast
 from hemnet.em.solver import initial, iterate
 from hemnet.em.sources import Linear, Parts, apply_linear
-from hemnet.engine.inference import em_units
 from hemnet.engine.windows import Grid, read_window
 from hemnet.errors import UserError
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
-from hemnet.nn.unit import EMUnit, Plan, highway_solver
+from hemnet.nn.unit import EMUnit, Plan, em_units, highway_solver
 
 CHUNK = 8192  # positions read back at a time
 
@@ -97,8 +96,7 @@ def _fit(unit: EMUnit, file: IO[bytes]) -> GlobalBases:
 
     plan, bases = unit.plan(), upcast(unit.bases.value)
     start = initial(bases, bases[None], plan.mixture, channels)
-    for before, _, after in iterate(Parts(parts), start, plan.steps, plan.mixture):
-        pass
+    *_, (before, _, after) = iterate(Parts(parts), start, plan.steps, plan.mixture)
     return GlobalBases(before[0], after[0])
 
 

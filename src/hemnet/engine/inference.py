@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hemnet.em.checks import check_iterations
 from hemnet.errors import UserError
-from hemnet.nn.unit import EMUnit
+from hemnet.nn.unit import em_units
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,6 @@ def _tensor(logits: Tensor) -> Tensor:
 
 def _resize(images: Tensor, size: tuple[int, int], antialias: bool = False) -> Tensor:
     return F.interpolate(images, size, mode="bilinear", antialias=antialias)
-
-
-def em_units(model: nn.Module) -> list[EMUnit]:
-    return [module for module in model.modules() if isinstance(module, EMUnit)]
 
 
 @contextmanager

@@ -33,8 +33,8 @@ from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
 from hemnet.errors import UserError
-from hemnet.nn.attention import EMAttention, HighwayEMAttention
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import em_units
 
 log = logging.getLogger("hemnet")
 
@@ -258,9 +258,8 @@ class Run:
         self.meter.reset()
 
     def _health(self) -> dict[str, float]:
-        for module in self.model.modules():
-            if isinstance(module, HighwayEMAttention | EMAttention):
-                return {k: v for k, v in asdict(module.health()).items() if k != "bases"}
+        for unit in em_units(self.model)[:1]:
+            return {k: v for k, v in asdict(unit.health()).items() if k != "bases"}
         return {}
 
     def _validation_due(self) -> bool:

@@ -19,9 +19,11 @@ from torch.distributed import ProcessGroup
 from hemnet.em import BACKWARDS, Gaussian, Mixture, VonMisesFisher
 from hemnet.em.checks import StepSize, check_iterations, check_steps
 from hemnet.em.mixtures import KERNELS, make_mixture, mixture_from
+from hemnet.em.numeric import upcast
+from hemnet.em.sources import Linear
 from hemnet.nn.health import covariance_product
 from hemnet.nn.running_average import RunningAverage
-from hemnet.nn.unit import EMUnit, Plan
+from hemnet.nn.unit import EMUnit, Plan, check_count
 
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
 PRESETS: dict[str, dict[str, Any]] = {  # what an option is where its caller does not choose
@@ -96,6 +98,7 @@ class HighwayEMAttention(EMUnit):
             raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}; got {backward!r}")
         if isinstance(variance, str) and variance != "auto":
             raise ValueError(f'variance must be a number, None or "auto"; got {variance!r}')
+        check_count("channels", channels)
         given = mixture_from(mixture) if isinstance(mixture, Mapping | str) else mixture
         fixed = make_mixture(given, None if variance == "auto" else variance, kernel, channels)
         if given is not None and variance == "auto":
@@ -145,11 +148,18 @@ class HighwayEMAttention(EMUnit):
         variance = self.principal.value.norm() / AUTO_RATIO
         return self._plan(Gaussian(variance, self.kernel), iterations)
 
-    def _training_plan(self, sample: Tensor, weights: Tensor | None) -> Plan:
+    def _training_plan(self, sample: Tensor, weights: Tensor | None, linear: Linear | None) -> Plan:
         if self.principal is None:
             return self.plan()
         start = self.principal.begin(self.parameters())
-        self.principal.update(covariance_product(sample, F.normalize(start, dim=0), weights))
+        with torch.no_grad():
+            direction = F.normalize(start, dim=0)
+            if linear is None:
+                product = covariance_product(sample, direction, weights)
+            else:  # Cov(Wx) = W Cov(x) Wᵀ
+                matrix = upcast(linear[0])
+                product = covariance_product(sample, direction @ matrix, weights) @ matrix.mT
+        self.principal.update(product)
         return self._plan(Gaussian(start.norm() / AUTO_RATIO, self.kernel))
 
     def _plan(self, mixture: Mixture, iterations: int | None = None) -> Plan:

@@ -73,9 +73,7 @@ def highway_solver(
 ) -> EMResult:
     """Highway EM, what units use."""
     mixture, steps, backward = plan
-    return solve(
-        x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group
-    )
+    return solve(x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group)
 
 
 class EMUnit(nn.Module, ABC):
@@ -87,6 +85,7 @@ class EMUnit(nn.Module, ABC):
     """
 
     solver: Solver
+    absorbs: bool = True
     iterations: int
     eval_iterations: int | None
 
@@ -102,9 +101,8 @@ class EMUnit(nn.Module, ABC):
         group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        for name, number in (("channels", channels), ("bases", bases)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; got {number!r}")
+        check_count("channels", channels)
+        check_count("bases", bases)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
         if not math.isfinite(gain):
@@ -119,7 +117,7 @@ class EMUnit(nn.Module, ABC):
         self.gain = ResidualGain(gain_rate)
         self.bases = RunningAverage(torch.empty(bases, width or channels), decay)
         self.solver = highway_solver
-        self._kept: tuple[Tensor, Tensor | None] | None = None  # features and their weights
+        self._kept: tuple[Tensor, Tensor | None] | None = None  # inputs of EM and their weights
         self._passes = 0
         self._warned = False
 
@@ -152,26 +150,21 @@ class EMUnit(nn.Module, ABC):
             )
         weights = None if mask is None else _position_weights(mask, x)
         flat, linear = self._input(x)
-        looked_at = None
-        if not torch.compiler.is_exporting():
-            with torch.no_grad():
-                looked_at = apply_linear(_sample(flat), linear), _thinned(weights)
+        seen = None if torch.compiler.is_exporting() else (_sample(flat), _thinned(weights))
 
         def fit(bases: Tensor, plan: Plan) -> EMResult:
-            return self.solver(
-                flat, bases, plan, weights=weights, linear=linear, group=self.group
-            )
+            return self.solver(flat, bases, plan, weights=weights, linear=linear, group=self.group)
 
-        if self.training and looked_at is not None:
-            plan = self._training_plan(*looked_at)
+        if self.training and seen is not None:
+            plan = self._training_plan(*seen, linear)
             start = self.bases.begin(self.parameters())
             result = fit(start, plan)
             self.bases.update(result.bases)
         else:
             plan = self.plan()
             result = fit(self.bases.value, plan)
-        if looked_at is not None:
-            self._observe(*looked_at)
+        if seen is not None:
+            self._observe(*seen)
         means = plan.mixture.means(result.bases)
         rebuilt = _rebuild(result.responsibilities, means, x)
         return F.relu(self.gain(x, self.conv_out(F.relu(rebuilt)), self.norm, self.group))
@@ -181,10 +174,16 @@ class EMUnit(nn.Module, ABC):
 
         A batch norm between the convolution and EM needs the convolution's output.
         """
-        if isinstance(self.scale, nn.Identity):
-            assert self.conv_in.bias is not None
-            return x.flatten(2).mT, (self.conv_in.weight.flatten(1), self.conv_in.bias)
-        return batch_norm(self.scale, self.conv_in(x), self.group).flatten(2).mT, None
+        linear = self._linear()
+        if linear is None:
+            return batch_norm(self.scale, self.conv_in(x), self.group).flatten(2).mT, None
+        return x.flatten(2).mT, linear
+
+    def _linear(self) -> Linear | None:
+        """The first convolution where EM can see through it."""
+        if not self.absorbs or not isinstance(self.scale, nn.Identity):
+            return None
+        return self.conv_in.weight.flatten(1), self.conv_in.bias
 
     def features(self, x: Tensor) -> Tensor:
         """What EM sees of inputs x: B,C,H,W in evaluation: B,C,H,W in float32 (or float64)."""
@@ -199,9 +198,11 @@ class EMUnit(nn.Module, ABC):
         if x is None and self._kept is None:
             raise RuntimeError("no features to read health from: run a forward pass or give x")
         with torch.no_grad():
-            seen = self._kept if x is None else (self.features(x).flatten(2).mT, None)
-            assert seen is not None
-            flat, weights = seen
+            if x is None:
+                assert self._kept is not None
+                flat, weights = apply_linear(self._kept[0], self._linear()), self._kept[1]
+            else:
+                flat, weights = self.features(x).flatten(2).mT, None
             plan, start = self.plan(), self.bases.value
             result = highway_solver(flat, start, plan, weights=weights)
         means = plan.mixture.means(start)
@@ -223,7 +224,7 @@ class EMUnit(nn.Module, ABC):
     def plan(self, iterations: int | None = None) -> Plan:
         """Of an evaluation pass; with another number of iterations than the mode's, if given."""
 
-    def _training_plan(self, sample: Tensor, weights: Tensor | None) -> Plan:
+    def _training_plan(self, sample: Tensor, weights: Tensor | None, linear: Linear | None) -> Plan:
         """Of a training pass, which may learn from its sample B,n,C with weights B,n."""
         return self.plan()
 
@@ -258,6 +259,16 @@ class EMUnit(nn.Module, ABC):
                 f"channels={given.shape[1]}"
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def em_units(model: nn.Module) -> list[EMUnit]:
+    """The EM units of any network, in order."""
+    return [module for module in model.modules() if isinstance(module, EMUnit)]
+
+
+def check_count(name: str, number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1; got {number!r}")
 
 
 def _rebuild(responsibilities: Tensor, means: Tensor, like: Tensor) -> Tensor:

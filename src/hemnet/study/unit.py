@@ -16,7 +16,7 @@ from hemnet.em.solver import initial
 from hemnet.em.sources import Features
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
-from hemnet.nn.unit import EMUnit, Plan
+from hemnet.nn.unit import EMUnit, Plan, em_units
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UnitTrace:
 
 def find_unit(model: nn.Module) -> EMUnit | None:
     """The model's first EM unit."""
-    return next((module for module in model.modules() if isinstance(module, EMUnit)), None)
+    return next(iter(em_units(model)), None)
 
 
 class Watched(NamedTuple):

@@ -1,0 +1,22 @@
+"""A solver for EM units that keeps what they see."""
+
+from typing import Any
+
+from torch import Tensor
+
+from hemnet.em import EMResult
+from hemnet.em.sources import Linear, apply_linear
+from hemnet.nn.unit import Plan, highway_solver
+
+
+class RecordingSolver:
+    """Highway EM on the features behind the unit's linear map, which it computes and keeps."""
+
+    def __init__(self) -> None:
+        self.features: list[Tensor] = []  # B,N,C of every pass
+
+    def __call__(
+        self, x: Tensor, bases: Tensor, plan: Plan, *, linear: Linear | None, **more: Any
+    ) -> EMResult:
+        self.features.append(apply_linear(x, linear))
+        return highway_solver(self.features[-1], bases, plan, **more)
