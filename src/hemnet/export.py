@@ -22,10 +22,10 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from hemnet.engine.exported import METADATA, SUFFIXES, ExportedModel, needs
-from hemnet.engine.inference import em_units
 from hemnet.errors import UserError
 from hemnet.hub import config_content
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.unit import em_units
 
 SIZES = ((65, 65), (96, 128), (129, 97), (160, 225))  # height and width: even and odd
 BATCHES = (1, 2)

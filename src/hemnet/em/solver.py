@@ -30,7 +30,7 @@ from hemnet.em.statistics import Statistics
 from hemnet.em.steps import mean_statistics, parameters
 
 BACKWARDS = ("exact", "autograd", "highway", "implicit", "none")
-NEUMANN_TERMS = 8  # of the implicit gradient: what is left out shrinks by 1−η or better with each
+NEUMANN_TERMS = 8  # of the implicit gradient; what is left out shrinks with each as EM converges
 
 
 class EMResult(NamedTuple):
@@ -205,8 +205,10 @@ def _implicit(
         yield point, found, moved
         return
     features.known, bases = features.seen, point
+    # Any step size has the same fixed point. Full steps converge fastest where EM never overshoots.
+    relaxed = (1.0,) if mixture.exact else steps[-1:]
     for _ in range(NEUMANN_TERMS):
-        ((_, _, moved),) = iterate(features, bases, steps[-1:], mixture)
+        ((_, _, moved),) = iterate(features, bases, relaxed, mixture)
         bases = point + (moved - moved.detach())  # the point itself, with this gradient
     yield from iterate(features, bases, steps[-1:], mixture)
 
