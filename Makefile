@@ -27,8 +27,9 @@ demo: $(READY) ## train HEMNet on built-in scenes, about two minutes; report in 
 app: $(READY) ## explore the demo's model in the browser; `make demo` first
 	$(BIN)/python -m hemnet app --open
 
+# In several processes, each file in one of them: a crash is a failure of the test that it names.
 test: $(READY) ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 2 --durations 25
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m ruff check .

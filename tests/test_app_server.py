@@ -36,7 +36,7 @@ def ask(
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.putrequest(method, path, skip_host=bool(headers and "Host" in headers))
         for name, value in (headers or {}).items():
@@ -147,7 +147,7 @@ def test_uploads_end_at_the_limit(server: app_server.Server) -> None:
 
 
 def test_a_body_in_pieces_ends_at_the_limit(server: app_server.Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
         link.sendall(
             b"POST /view HTTP/1.1\r\nHost: 127.0.0.1\r\n"
             b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -135,6 +135,7 @@ for name, network in {"five": model, "one": wrapped, "broken": model}.items():
     except UserError as error:
         result = str(error)
     torch.save(result, place / f"{name}-{rank}.pt")
+distributed.barrier()  # neither hangs up while the other still listens
 del network, wrapped
 gc.collect()  # what holds the group: its threads may abort a process that ends before them
 distributed.destroy_process_group()

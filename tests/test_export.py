@@ -164,6 +164,25 @@ def test_the_configuration_travels(source: Path, exported: Path) -> None:
     assert ExportedModel(exported, trust=True).config == hemnet.from_pretrained(source).config
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signal stacks of Linux")
+@pytest.mark.parametrize("exported", ["openvino"], indirect=True)
+def test_signals_are_safe_after_models_are_dropped(exported: Path) -> None:
+    """Each engine of OpenVINO replaces the signal stack, and frees it: see `_openvino_core`."""
+    program = f"""
+import signal
+from hemnet.engine.exported import ExportedModel
+received = []
+signal.signal(signal.SIGUSR1, lambda *_: received.append(True))
+first, second = (ExportedModel({str(exported)!r}) for _ in range(2))
+del first
+del second
+signal.raise_signal(signal.SIGUSR1)
+print(len(received))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 @pytest.mark.parametrize("exported", ["onnx"], indirect=True)
 def test_runs_without_torch(source: Path, exported: Path, tmp_path: Path) -> None:
     """A program with onnxruntime alone has names, colours and normalisation."""

@@ -34,7 +34,7 @@ def work(cell: Cell, run: Path, data: object) -> dict[str, object]:
 
 
 def slow(cell: Cell, run: Path, data: object) -> dict[str, object]:
-    time.sleep(60)
+    time.sleep(600)
     return {"miou": 1.0}
 
 
@@ -74,7 +74,7 @@ def test_a_stopped_grid_marks_nothing_as_failed(tmp_path):
     threading.Timer(1.0, lambda: setattr(signals, "requested", signal.SIGTERM)).start()
     assert list(pool.run([one, one], signals)) == []
     pool.close()
-    assert time.monotonic() - started < 50
+    assert time.monotonic() - started < 300
     assert read_result(tmp_path / "runs" / "slow") is None
 
 

@@ -185,7 +185,7 @@ def test_the_command_can_be_interrupted_and_resumed(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    timer = threading.Timer(120, process.kill)
+    timer = threading.Timer(300, process.kill)
     timer.start()
     assert process.stderr is not None
     for line in process.stderr:

@@ -61,7 +61,7 @@ def test_two_commands_into_one_folder(tmp_path: Path) -> None:
     command.append(tmp_path / "run")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     runs = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    errors = [run.communicate(timeout=120)[1] for run in runs]
+    errors = [run.communicate(timeout=300)[1] for run in runs]
     codes = sorted(run.returncode for run in runs)
     assert codes == [0, 2], errors
     assert sum("in use by another run" in e or "already holds" in e for e in errors) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,10 +108,25 @@ def _load_torch(path: Path) -> tuple[Run, dict[str, str]]:
     return module.__call__, texts if text else {}
 
 
-def _load_openvino(path: Path) -> tuple[Run, dict[str, str]]:
+@functools.cache
+def _openvino_core() -> Any:
+    """One for the life of the process.
+
+    A core gives the thread that first uses it another signal stack, and frees it at its own end.
+    Of two cores that end in the order they began, the second puts the first one's freed stack
+    back, and the next signal with a handler kills the process without a word.
+    """
     import openvino
 
-    core = openvino.Core()
+    return openvino.Core()
+
+
+_one_openvino_core = threading.Lock()
+
+
+def _load_openvino(path: Path) -> tuple[Run, dict[str, str]]:
+    with _one_openvino_core:
+        core = _openvino_core()
     model = core.read_model(path)
     texts = {}
     if model.has_rt_info([METADATA, METADATA]):
