@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hemnet
 from recording import RecordingSolver
@@ -409,3 +410,29 @@ def test_export(make: Callable[..., Unit]) -> None:
 def test_wrong_arguments_are_named(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
+    unit = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, normalise=True).train()
+    plain = copy.deepcopy(unit)
+    x = images(4).requires_grad_()
+    checkpoint(unit, x, use_reentrant=reentrant).sum().backward()
+    plain(x).sum().backward()
+    for (name, ours), theirs in zip(
+        unit.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, msg=name)
+
+
+def test_the_rate_of_the_gain_is_part_of_a_checkpoint() -> None:
+    """What a unit adds is read right whatever the rate it was built with."""
+    x = images(2)
+    saved = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_rate=5).eval()
+    other = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_rate=2).eval()
+    other.load_state_dict(saved.state_dict())
+    torch.testing.assert_close(other(x), saved(x))
+    older = {k: v for k, v in saved.state_dict().items() if k != "gain.rate"}
+    same = hemnet.HighwayEMAttention(8, bases=4, gain_rate=5).eval()
+    same.load_state_dict(older)
+    torch.testing.assert_close(same(x), saved(x))
