@@ -70,8 +70,10 @@ def batch_norm(norm: nn.Module, x: Tensor, group: ProcessGroup | None = None) ->
     if not isinstance(norm, nn.BatchNorm2d) or not norm.training:
         return norm(x)
     if group is None:
-        if in_backward():
-            return F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
+        if in_backward() and norm.running_mean is not None and norm.running_var is not None:
+            mean, variance = norm.running_mean.clone(), norm.running_var.clone()
+            weight, bias = norm.weight, norm.bias
+            return F.batch_norm(x, mean, variance, weight, bias, training=True, eps=norm.eps)
         return norm(x)
     sums = torch.stack((x.sum((0, 2, 3)), x.square().sum((0, 2, 3)), x.new_ones(x.shape[1])))
     sums = torch.cat((sums[:2], sums[2:] * (x.numel() / x.shape[1])))
