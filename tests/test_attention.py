@@ -436,3 +436,16 @@ def test_the_rate_of_the_gain_is_part_of_a_checkpoint() -> None:
     same = hemnet.HighwayEMAttention(8, bases=4, gain_rate=5).eval()
     same.load_state_dict(older)
     torch.testing.assert_close(same(x), saved(x))
+
+
+@pytest.mark.parametrize("make", [hemnet.HighwayEMAttention, hemnet.EMAttention])
+@pytest.mark.parametrize("training", [True, False])
+def test_points_without_a_grid(make: Callable[..., Unit], training: bool) -> None:
+    unit = make(8, bases=4, zero_init=False).train(training)
+    twin, x = copy.deepcopy(unit), torch.randn(2, 30, 8)
+    mask = torch.rand(2, 30) > 0.3
+    ours = unit(x, mask)
+    image = twin(x.mT.unflatten(2, (5, 6)), mask.unflatten(1, (5, 6)))
+    assert ours.shape == x.shape
+    torch.testing.assert_close(ours, image.flatten(2).mT)
+    torch.testing.assert_close(unit.bases.value, twin.bases.value)

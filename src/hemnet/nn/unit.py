@@ -138,15 +138,19 @@ class EMUnit(nn.Module, ABC):
             self.bases.value.copy_(self.plan().mixture.start(means))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x: B,C,H,W → B,C,H,W.
+        """x: B,C,H,W → B,C,H,W, or B,N,C → B,N,C.
 
-        `mask`: B,H,W or 1,H,W, True or 1 where a position is part of the image. What is not, such
-        as padding, takes no part in EM; it is rebuilt from the bases like any other position.
+        `mask`: B,H,W or 1,H,W (B,N or 1,N), True or 1 where a position is part of the image. What
+        is not, such as padding, takes no part in EM; it is rebuilt from the bases like any other
+        position.
         """
+        if x.ndim == 3 and x.shape[2] == self.channels:
+            rows = self(x.mT.unsqueeze(3), None if mask is None else mask.unsqueeze(2))
+            return rows.squeeze(3).mT
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(
-                f"expected an input of shape (batch, {self.channels}, height, width); "
-                f"got {tuple(x.shape)}"
+                f"expected an input of shape (batch, {self.channels}, height, width) or "
+                f"(batch, positions, {self.channels}); got {tuple(x.shape)}"
             )
         weights = None if mask is None else _position_weights(mask, x)
         flat, linear = self._input(x)
