@@ -25,6 +25,9 @@ def header(run: Run) -> str:
         (f"{run.scores['miou']:.1f}%", "mIoU"),
         (f"{run.scores['pixel_accuracy']:.1f}%", "pixel accuracy"),
     ]
+    if run.baseline is not None:
+        figures = f"{run.baseline.miou:.1f}% and {run.baseline.pixel_accuracy:.1f}%"
+        tiles.append((figures, f"both, from {info.baseline}"))
     context = [run.scores["iou"][info.classes[k]] for k in info.context_classes]
     if context and None not in context:
         tiles.append((f"{sum(context) / len(context):.1f}%", "context mIoU"))
@@ -80,7 +83,7 @@ def classes(run: Run) -> str:
     if info.context_classes:
         note += (
             " ↔ marks classes that nothing near a pixel can tell: lit or unlit is decided by a "
-            "lamp of the same colour far away."
+            "lamp far away."
         )
     body = f'<p class="soft">{note}</p><div class="bars">{"".join(rows)}</div>'
     return _section("IoU of each class", body + _confusions(run))
