@@ -129,7 +129,7 @@ class EMUnit(nn.Module, ABC):
             flat, weights = seen
             result = self._attend(flat, self.bases.value, self.variance, weights)
         gamma, start = result.responsibilities, self.bases.value
-        return read_health(flat, start, gamma, self.variance, weights)
+        return read_health(flat, start, gamma, self.variance, weights, result.bases)
 
     def _features(self, x: Tensor) -> Tensor:
         """What EM sees of x: B,C,H,W in evaluation: B,N,C."""
@@ -170,7 +170,7 @@ class EMUnit(nn.Module, ABC):
         if self._warned or self._passes < WARM_UP:
             return
         health = self.health()
-        if health.state != "healthy":
+        if health.state != "healthy" and health.bases > 1:  # one basis is a global mean by choice
             self._warned = True
             advice = _advice(health, follows=isinstance(self.variance, Tensor))
             warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
@@ -250,8 +250,8 @@ def _advice(health: Health, follows: bool) -> str:
     if health.state == "collapsed":
         cure = "Check what reaches the unit: it hardly varies within an image"
         return (
-            f"the bases have collapsed into one ({health}), so that every position is rebuilt as "
-            "the same vector. "
+            f"the bases have collapsed into one ({health}): every position is rebuilt as the same "
+            "vector, and the unit is no more than a global mean. "
             + (cure if follows else 'Use variance="auto", or a variance below λ')
         )
     cure = "If training stalls, use fewer bases or a fixed variance above this σ²"

@@ -198,20 +198,21 @@ def health(run: Run) -> str:
     tiles = [
         (f'<span class="{style}" style="font-size:inherit">{found.state}</span>', "state"),
         (f"{found.ratio:.1f}", "λ/σ²"),
+        (f"{found.rebuilt:.0%}", "of the variance rebuilt"),
         (f"{found.spread:.2f}", "spread, 0 to 1"),
         (f"{found.entropy:.2f}", f"entropy, at most {math.log(found.bases):.2f}"),
         (f"{found.in_use:.0%}", f"of {found.bases} bases in use"),
     ]
     unit = find_unit(run.model)
     remedy = ""
-    if isinstance(unit, HighwayEMAttention) and found.state != "healthy":
+    if isinstance(unit, HighwayEMAttention) and found.state != "healthy" and found.bases > 1:
         auto = "" if unit.principal is not None else 'variance="auto", or '
         which = "smaller" if found.state == "collapsed" else "larger"
         remedy = f" Train with {auto}a variance {which} than {float(unit.variance):.3g}."
     texts = {
         "healthy": "The bases differ and the pixels are shared among them: gradients reach every "
         "iteration.",
-        "collapsed": "All bases have become one, so every pixel is rebuilt as the same vector.",
+        "collapsed": "Every pixel is rebuilt as the same vector: the unit is a global mean.",
         "saturated": "Almost every pixel belongs to one basis alone, so the E-step passes hardly "
         "any gradient; the N-step's still reaches every iteration.",
     }
