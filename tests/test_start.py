@@ -7,7 +7,9 @@ from torch import Tensor
 from hemnet.nn.start import farthest_points, spread_positions
 
 
-def clusters(images: int, count: int, positions: int = 500, channels: int = 8) -> tuple[Tensor, Tensor]:
+def clusters(
+    images: int, count: int, positions: int = 500, channels: int = 8
+) -> tuple[Tensor, Tensor]:
     """Features in tight clusters of very different sizes, and which cluster each belongs to."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(images, count, channels, generator=generator)
