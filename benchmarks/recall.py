@@ -6,8 +6,8 @@
 
 A sample is 128 points in a few groups. A point knows its group's key, a direction in 6 dimensions
 drawn anew for every sample; three points of each group, its lamps, also know its state. All others
-are asked for the state of their group. Every network has the same layers around its unit. "Majority"
-is what the number of lamps of each state gives, all that a mean can say.
+are asked for the state of their group. Every network has the same layers around its unit.
+"Majority" is what the number of lamps of each state gives, all that a mean can say.
 
 `learn` appends one line of JSON for every run and skips those that are in the file already, so it
 can be stopped and started at will. Half a minute a run on one core; `--shard 0/2` and `1/2` share
