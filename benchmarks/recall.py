@@ -86,7 +86,9 @@ class SelfAttention(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.inner(x).flatten(2).mT.unsqueeze(1).chunk(3, dim=-1)  # B,1,N,C/2 each
+        flat = self.inner(x).flatten(2).mT.unsqueeze(1)
+        # B,1,N,C/2 each; in rows, as the kernel that never holds N·N numbers wants them
+        parts = (part.contiguous() for part in flat.chunk(3, dim=-1))
         seen = F.scaled_dot_product_attention(*parts)
         return F.relu(x + self.norm(self.outer(seen.squeeze(1).mT.unflatten(2, x.shape[2:]))))
 
