@@ -476,3 +476,12 @@ def test_the_command_of_the_space_is_a_command() -> None:
     args = parser.parse_args(words[2:])
     assert (args.host, args.model) == ("0.0.0.0", "model")
     assert f"app_port: {args.port}" in text
+
+
+def test_a_unit_that_is_a_global_mean_says_so(tmp_path: Path) -> None:
+    mean = answers(tmp_path, variance=1e6)  # far above the features' own variance
+    mean.sample("me", 0)
+    assert "no more than a global mean" in mean.view("me", Wishes()).maps
+    groups = answers(tmp_path, variance=1e-3, kernel="rbf")
+    groups.sample("me", 0)
+    assert "global mean" not in groups.view("me", Wishes()).maps

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import hemnet
 from hemnet.nn import attention
-from hemnet.nn.health import largest_variance, spread
+from hemnet.nn.health import largest_variance, spread, variance_rebuilt
 
 
 def unit_on(x: Tensor, **options: object) -> hemnet.HighwayEMAttention:
@@ -115,6 +115,48 @@ def test_health_needs_features() -> None:
 
 
 def test_health_reads_well() -> None:
-    unit = unit_on(features(1.0))
-    unit(features(1.0))
-    assert str(unit.health()).startswith("healthy: λ/σ² ")
+    unit = unit_on(features(1.0), variance="auto")
+    train(unit, features(1.0), 60)
+    assert str(unit.health()).startswith("healthy: λ/σ² 2.0")
+    assert "variance rebuilt " in str(unit.health())
+
+
+def test_a_global_mean_is_collapsed_whatever_else_is_read() -> None:
+    # Random bases, all in use, spread wide and of maximal entropy: λ/σ² 0.03 as read from a run.
+    x = features(0.15)
+    unit = unit_on(x)
+    unit(x)
+    health = unit.health()
+    assert health.ratio < 0.05
+    assert health.spread > 0.9
+    assert health.in_use > 0.5
+    assert health.rebuilt < 1e-3
+    assert health.state == "collapsed"
+
+
+def test_variance_rebuilt_is_the_share_of_the_features_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 50, 3, generator=generator)
+    each = torch.eye(50).expand(2, 50, 50)  # a basis for every position
+    assert math.isclose(variance_rebuilt(x, each, x), 1.0, rel_tol=1e-5)
+    assert math.isclose(variance_rebuilt(x, each, 0.5 * x + 7), 0.25, rel_tol=1e-4)
+    one = torch.ones(2, 50, 1)
+    assert variance_rebuilt(x, one, x.mean(1, keepdim=True)) < 1e-9
+    # Positions that do not count, such as padding, change nothing.
+    weights = torch.cat((torch.ones(2, 50), torch.zeros(2, 10)), 1)
+    padded = torch.cat((x, 100 * torch.ones(2, 10, 3)), 1)
+    bases = torch.cat((0.5 * x, padded[:, 50:]), 1)
+    assert math.isclose(
+        variance_rebuilt(padded, torch.eye(60).expand(2, 60, 60), bases, weights),
+        0.25,
+        rel_tol=1e-4,
+    )
+
+
+def test_one_basis_is_a_mean_by_choice_and_needs_no_warning() -> None:
+    x = features(1.0)
+    unit = hemnet.HighwayEMAttention(x.shape[1], bases=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(unit, x, 120)
+    assert unit.health().state == "collapsed"

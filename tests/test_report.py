@@ -56,7 +56,7 @@ def make_run(folder: Path, name: str = "hemnet", *, metrics: bool = True) -> Pat
     )
     model.save_pretrained(folder / "model")
     if metrics:
-        health = {"ratio": 3.0, "spread": 0.5, "entropy": 1.0, "in_use": 0.75}
+        health = {"ratio": 3.0, "spread": 0.5, "entropy": 1.0, "in_use": 0.75, "rebuilt": 0.4}
         lines: list[dict[str, object]] = [
             {"kind": "train", "step": 10 * i, "loss": 2 / (i + 1), "rate": 0.1, "health": health,
              "images_per_second": 9.0 + i, "data_wait": 0.0}
@@ -102,6 +102,7 @@ def test_everything_is_in_it(tmp_path: Path) -> None:
     assert f"hemnet evaluate {run} --scales" in text
     assert "&lt;hemnet&gt; &amp; co" in text
     assert "violet unlit" in text
+    assert "of the variance rebuilt" in text
     assert page.pictures == 6 * 4 + 1 + 5 * 3  # examples, the image, and 5 bases in 3 iterations
     assert not list(run.glob("*.part"))
     assert text.count("<svg") == 5

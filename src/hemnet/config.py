@@ -55,16 +55,16 @@ class DataConfig:
 
     Args:
         name: a data set of `hemnet data`, such as voc, camvid, folder or scenes
-        root: its folder; scenes has none
+        root: its folder; scenes and recall have none
         split: what is trained on
         val_split: what validation looks at; null for no validation
         partial: use the pairs that are there when listed files are missing
         skip_broken: leave out files that cannot be read, instead of stopping
         classes: names, or a file of names, for folder and list
         label_map: value in the label files → class
-        size: side of the generated scenes; null for 128
-        length: how many scenes to train on; null for 4000
-        val_length: how many scenes to validate on; null for 400
+        size: side of generated images; null for 128
+        length: how many generated images to train on; null for 4000
+        val_length: how many generated images to validate on; null for 400
         crop: height and width that the network sees in training
         scale: range of the random scale
         scale_step: draw scales this far apart, both ends included; null for any in the range

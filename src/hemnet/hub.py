@@ -116,7 +116,8 @@ def parse_config(text: str, path: Path) -> ModelConfig:
         wrong = sorted(content.keys() ^ known)
         raise UserError(f"{path} is damaged: missing or unknown {', '.join(wrong)}")
     if content["model"] == "hemnet" and isinstance(content["options"], dict):
-        content["options"].setdefault("gain_rate", 1.0)  # as before there was a choice
+        # As before there was a choice.
+        content["options"] = {"gain_rate": 1.0, "start": "average"} | content["options"]
     try:
         return make_config(content.pop("model"), **content)
     except (UserError, TypeError, ValueError) as error:

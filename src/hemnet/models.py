@@ -139,7 +139,8 @@ def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """
     chosen = (head_options(name)[0] if name in HEADS else {}) | options
     preset = PRESETS.get(str(chosen.get("preset")), {})
-    free = {key: value for key, value in preset.items() if chosen.get(key) is None}
+    unset = {"variance": "preset"}  # where None says something of its own
+    free = {k: value for k, value in preset.items() if chosen.get(k) == unset.get(k)}
     if chosen.get("zero_init") is not None:
         free.pop("gain", None)  # which that decides
     return options | free

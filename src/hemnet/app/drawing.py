@@ -15,6 +15,7 @@ from hemnet.app.explore import Explorer, Seen, Solution, explained, step_text
 from hemnet.app.samples import Sample
 from hemnet.data.labels import Colour
 from hemnet.engine.exported import ExportedModel
+from hemnet.nn.health import GLOBAL_MEAN, variance_rebuilt
 from hemnet.report.charts import Series, line_chart
 from hemnet.report.pictures import data_address, heat_map
 
@@ -152,7 +153,13 @@ def maps(
         else note("Choose bases to see what they attend to.")
     )
     ratio = f"--ratio:{seen.picture.width / seen.picture.height:.5f}"
-    return f'<div class="maps" style="{ratio}">{figures}</div>{scale}'
+    mean = ""
+    if variance_rebuilt(seen.x, gamma[None], solution.bases[iteration]) < GLOBAL_MEAN:
+        mean = note(
+            "The bases have collapsed: every position is rebuilt as the same vector, so the unit "
+            "is no more than a global mean of this image."
+        )
+    return f'<div class="maps" style="{ratio}">{figures}</div>{mean}{scale}'
 
 
 def _map(gamma: Tensor, basis: int, seen: Seen) -> Tensor:

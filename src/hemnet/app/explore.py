@@ -21,6 +21,7 @@ from torch import Tensor
 
 import hemnet
 from hemnet.data.transforms import normalise
+from hemnet.em.solver import initial
 from hemnet.engine.evaluate import normalisation
 from hemnet.engine.exported import ExportedModel
 from hemnet.engine.inference import EvaluationOptions, predict_classes
@@ -188,8 +189,11 @@ class Explorer:
             how = how._replace(steps=(_checked_step(step_size),) * len(how.steps))
         how = how._replace(steps=tuple(float(step) for step in how.steps))  # from any device
         how = how._replace(mixture=how.mixture.cpu())
-        x, start = seen.x, self.unit.bases.value.float().cpu()
-        bases, bound = [start[None]], []
+        x = seen.x
+        start = initial(
+            self.unit.initial_bases(x.to(self.device)).float().cpu(), x, how.mixture, x.shape[2]
+        )
+        bases, bound = [start], []
         if self.has_steps:
             gamma = hemnet.e_step(x, start, mixture=how.mixture)
             bound.append(_per_position(x, start, gamma, how))

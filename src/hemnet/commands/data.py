@@ -10,7 +10,7 @@ examples:
   hemnet data show camvid --root CamVid --split val --out sheet.png
 
 data sets: voc, pascal_context, pascal_context_59, coco_stuff, coco, camvid, cityscapes, ade20k,
-folder (images/ and labels/), list (a file of pairs), scenes (generated, no files needed)
+folder (images/ and labels/), list (a file of pairs), scenes and recall (generated, no files needed)
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def _reading_arguments(sub: argparse.ArgumentParser) -> None:
         "--classes", help="for folder and list: a file, names with commas, or a number"
     )
     sub.add_argument("--label-map", help="re-number label values, such as 0:255,1:0, or a file")
-    sub.add_argument("--size", type=int, help="side of the scenes (default: 128)")
-    sub.add_argument("--length", type=int, help="number of scenes")
+    sub.add_argument("--size", type=int, help="side of generated images (default: 128)")
+    sub.add_argument("--length", type=int, help="number of generated images")
+    sub.add_argument("--groups", type=int, help="groups in an image of recall (default: 2 to 12)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -103,6 +104,7 @@ def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDa
         label_map=label_map,
         size=args.size,
         length=args.length,
+        groups=args.groups,
     )
 
 
@@ -202,7 +204,7 @@ def _prepare(args: argparse.Namespace) -> None:
 def _show(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from hemnet.data.catalog import splits_present
+    from hemnet.data.catalog import GENERATED, splits_present
     from hemnet.data.show import contact_sheet, save_sheet
     from hemnet.data.transforms import Augmentation
 
@@ -213,9 +215,10 @@ def _show(args: argparse.Namespace) -> None:
     picks = np.random.default_rng(args.seed).permutation(len(dataset))[: args.count]
     augmentation = None
     if not args.no_augmentation:
-        # Scenes keep their scale and all of their picture: a crop could cut off the lamp.
-        scale = (1.0, 1.0) if args.name == "scenes" else (0.5, 2.0)
-        side = args.crop or (args.size or 128 if args.name == "scenes" else 513)
+        # What is generated keeps its scale and all of its picture: a crop could cut off the lamp.
+        generated = args.name in GENERATED
+        scale = (1.0, 1.0) if generated else (0.5, 2.0)
+        side = args.crop or (args.size or 128 if generated else 513)
         try:
             augmentation = Augmentation(crop=(side, side), scale=scale, jitter=args.jitter)
         except ValueError as error:

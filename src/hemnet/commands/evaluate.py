@@ -50,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--data.label_map", dest="label_map", help="re-number label values, such as 0:255,1:0"
     )
-    data.add_argument("--data.size", dest="size", type=int, help="side of the scenes")
-    data.add_argument("--data.length", dest="length", type=int, help="number of scenes")
+    data.add_argument("--data.size", dest="size", type=int, help="side of generated images")
+    data.add_argument("--data.length", dest="length", type=int, help="number of generated images")
+    data.add_argument("--data.groups", dest="groups", type=int, help="groups in an image of recall")
     add_looking(parser)
     result = parser.add_argument_group("results")
     result.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     options = looking_options(args)
-    from hemnet.engine.evaluate import evaluate
+    from hemnet.engine.evaluate import evaluate, guessed
     from hemnet.engine.load import RUN_MODEL, open_model
 
     model = open_model(args.model, args.trust)
@@ -84,9 +85,12 @@ def run(args: argparse.Namespace) -> None:
     result = evaluate(model, dataset, options, progress=f"evaluating {dataset.info.name}")
     if not first:
         return
-    _print(result, dataset)
+    baseline = guessed(dataset)
+    _print(result, dataset, baseline)
     if args.json is not None:
-        text = json.dumps(_content(args, dataset, options, result), indent=1, ensure_ascii=False)
+        text = json.dumps(
+            _content(args, dataset, options, result, baseline), indent=1, ensure_ascii=False
+        )
         scratch = args.json.with_name(f".{args.json.name}.part")
         scratch.write_text(text + "\n", encoding="utf-8")
         os.replace(scratch, args.json)
@@ -102,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
 def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
     """What the flags say; what they leave open, a run folder knows."""
     from hemnet.config import DataConfig
-    from hemnet.data.catalog import open_dataset
+    from hemnet.data.catalog import GENERATED, open_dataset
     from hemnet.data.folders import parse_label_map
     from hemnet.engine.load import run_config
 
@@ -124,8 +128,9 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
             partial=args.partial or known.partial,
             classes=args.classes or known.classes,
             label_map=label_map,
-            size=args.size or (known.size if name == "scenes" else None),
+            size=args.size or (known.size if name in GENERATED else None),
             length=args.length or known.val_length,
+            groups=args.groups,
         )
     except UserError as error:  # the reader speaks of its own flags
         text = str(error).replace("--root", "--data.root").replace("--partial", "--data.partial")
@@ -141,7 +146,7 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
     return dataset
 
 
-def _print(result: Evaluation, dataset: SegmentationDataset) -> None:
+def _print(result: Evaluation, dataset: SegmentationDataset, baseline: Evaluation | None) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -160,6 +165,12 @@ def _print(result: Evaluation, dataset: SegmentationDataset) -> None:
         f"{len(result.images)} images of {escape(f'{dataset.info.name} {dataset.split}')}",
         soft_wrap=True,
     )
+    if baseline is not None:
+        console.print(
+            f"mIoU {baseline.miou:.2f}   pixel accuracy {baseline.pixel_accuracy:.2f}   from "
+            f"{dataset.info.baseline}",
+            soft_wrap=True,
+        )
 
 
 def _content(
@@ -167,10 +178,15 @@ def _content(
     dataset: SegmentationDataset,
     options: EvaluationOptions,
     result: Evaluation,
+    baseline: Evaluation | None,
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return result.to_json() | {
+    content = result.to_json()
+    if baseline is not None:
+        figures = {"miou": baseline.miou, "pixel_accuracy": baseline.pixel_accuracy}
+        content["baseline"] = {"of": dataset.info.baseline, **figures}
+    return content | {
         "model": args.model,
         "data": {"name": dataset.info.name, "split": dataset.split, "images": len(result.images)},
         "options": asdict(options),

@@ -1,14 +1,16 @@
-"""Data sets: the catalog, readers, transforms, batches, and the built-in scenes."""
+"""Data sets: the catalog, readers, transforms, batches, and the built-in scenes and recall."""
 
-from hemnet.data.catalog import dataset_info, list_datasets, open_dataset
+from hemnet.data.catalog import GENERATED, dataset_info, list_datasets, open_dataset
 from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
 from hemnet.data.labels import VOID, Coding, DataError
 from hemnet.data.loading import Batch, Batches, evaluation_batches, training_batches
+from hemnet.data.recall import Recall
 from hemnet.data.sampler import EndlessSampler
 from hemnet.data.scenes import Scenes
 from hemnet.data.transforms import Augmentation, normalise, training_transform
 
 __all__ = [
+    "GENERATED",
     "VOID",
     "Augmentation",
     "Batch",
@@ -18,6 +20,7 @@ __all__ = [
     "EndlessSampler",
     "FileDataset",
     "Info",
+    "Recall",
     "Scenes",
     "SegmentationDataset",
     "dataset_info",

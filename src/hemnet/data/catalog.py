@@ -17,6 +17,7 @@ from hemnet.data import folders, layouts
 from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
 from hemnet.data.labels import Coding
 from hemnet.data.layouts import Layout, Pair
+from hemnet.data.recall import RECALL, Recall
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError
 
@@ -99,16 +100,18 @@ def _entries() -> dict[str, Entry]:
         (Info("folder", "images/ and labels/ of your own", (), (), {}), folders.folder),
         (Info("list", "a file of image and label pairs", (), (), {}), folders.pair_list),
         (SCENES, _no_files),
+        (RECALL, _no_files),
     ]
     return {info.name: Entry(info, find) for info, find in infos}
 
 
 def _no_files(root: Path, split: str) -> Layout:
-    raise AssertionError("scenes are drawn, not read")
+    raise AssertionError("drawn, not read")
 
 
 CATALOG = _entries()
 OWN = ("folder", "list")
+GENERATED = {"scenes": Scenes, "recall": Recall}
 
 
 def list_datasets() -> list[str]:
@@ -126,7 +129,7 @@ def dataset_info(name: str) -> Info:
 def splits_present(name: str, root: str | os.PathLike[str] | None) -> list[str]:
     """The splits of a data set that the folder has files of."""
     info = dataset_info(name)
-    if name == "scenes":
+    if name in GENERATED:
         return list(info.splits)
     base = _folder(name, root)
     if name == "folder":
@@ -168,19 +171,21 @@ def open_dataset(
     size: int | Sequence[int] | None = None,
     length: int | None = None,
     seed: int | None = None,
+    groups: int | None = None,
 ) -> SegmentationDataset:
     """Open a split of a data set by name.
 
     Args:
         name: of the catalog, such as "voc", "folder" or "scenes".
-        root: its folder; a file for `list`, nothing for `scenes`.
+        root: its folder; a file for `list`, nothing for `scenes` and `recall`.
         split: such as "train" or "val".
         partial: use the pairs that are there when listed files are missing (else an error).
         classes: for `folder` and `list`: names, a file of them, or their number.
         label_map: value in the label files → class or 255, instead of the data set's own.
-        size: side, or height and width, of the scenes; None for 128.
-        length: number of scenes; None for 4000 (train) or 400 (val).
-        seed: of the scenes; None for 0.
+        size: side, or height and width, of generated images; None for 128.
+        length: number of generated images; None for 4000 (train) or 400 (val).
+        seed: of generated images; None for 0.
+        groups: number of groups in every image of `recall`; None draws it from 2 to 12.
 
     Examples:
         >>> image, mask, name = open_dataset("scenes", split="val", size=96)[0]
@@ -189,10 +194,14 @@ def open_dataset(
     """
     info = dataset_info(name)
     _refuse(name, {"classes": classes}, OWN)
-    _refuse(name, {"size": size, "length": length, "seed": seed}, ("scenes",))
-    _refuse(name, {"label map": label_map}, [other for other in CATALOG if other != "scenes"])
+    _refuse(name, {"size": size, "length": length, "seed": seed}, list(GENERATED))
+    _refuse(name, {"groups": groups}, ["recall"])
+    _refuse(name, {"label map": label_map}, [other for other in CATALOG if other not in GENERATED])
+    size, seed = 128 if size is None else size, seed or 0
     if name == "scenes":
-        return Scenes(split, size=128 if size is None else size, length=length, seed=seed or 0)
+        return Scenes(split, size=size, length=length, seed=seed)
+    if name == "recall":
+        return Recall(split, size=size, length=length, seed=seed, groups=groups)
     base = _folder(name, root)
     if name in OWN:
         names, colours = folders.find_classes(base, classes)

@@ -36,6 +36,7 @@ class Info:
         splits: official number of images, None where there is none.
         void: the label of pixels that do not count, 255 in all of them.
         context_classes: ids of classes that near pixels cannot tell.
+        baseline: what the data set's `guess` knows, where it has one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Info:
     splits: Mapping[str, int | None]
     void: int = VOID
     context_classes: tuple[int, ...] = field(default=())
+    baseline: str | None = None
 
 
 class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
@@ -74,6 +76,13 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
     @abstractmethod
     def id(self, index: int) -> str:
         """The name of a pair, such as its file's."""
+
+    def guess(self, index: int, mask: Tensor) -> Tensor | None:
+        """What a known shortcut would answer where the labels are `mask`: H,W; None: none known.
+
+        Its figures belong beside every result on the data set; `info.baseline` says what it knows.
+        """
+        return None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, str]:
         if not -len(self) <= index < len(self):

@@ -72,7 +72,7 @@ class Canvas:
         pixels *= (1 + texture) * light
         return mask, pixels
 
-    def _window(self, y: float, x: float, reach: float) -> tuple[slice, slice, Array, Array] | None:
+    def window(self, y: float, x: float, reach: float) -> tuple[slice, slice, Array, Array] | None:
         """The part of the canvas within `reach` of a point, and its offsets from the point."""
         top, bottom = max(0, int(y - reach)), min(self.height, int(y + reach) + 2)
         left, right = max(0, int(x - reach)), min(self.width, int(x + reach) + 2)
@@ -82,7 +82,7 @@ class Canvas:
         dx = np.arange(left, right, dtype=np.float32)[None] - np.float32(x)
         return slice(top, bottom), slice(left, right), dy, dx
 
-    def _label(self, rows: slice, columns: slice, distance: Array, label: int) -> None:
+    def label(self, rows: slice, columns: slice, distance: Array, label: int) -> None:
         """Label where `distance` to the outline is negative; the outline itself is void."""
         part = self.mask[rows, columns]
         part[distance < 0] = label
@@ -98,7 +98,7 @@ class Canvas:
         angle: float,
         tint: tuple[float, float, float],
     ) -> None:
-        window = self._window(*centre, 1.5 * radius + 3)
+        window = self.window(*centre, 1.5 * radius + 3)
         if window is None:
             return
         rows, columns, dy, dx = window
@@ -113,7 +113,7 @@ class Canvas:
         shade -= 0.25 * np.clip(1 + distance / (0.22 * radius), 0, 1)
         hue = THING_COLOURS[colour] * np.array(tint, np.float32)
         part += np.clip(0.5 - distance, 0, 1) * (hue[:, None, None] * shade - part)
-        self._label(rows, columns, distance, label)
+        self.label(rows, columns, distance, label)
 
     def lamp(
         self,
@@ -124,7 +124,7 @@ class Canvas:
         radius: float,
         glow: float,
     ) -> None:
-        window = self._window(*centre, glow * radius)
+        window = self.window(*centre, glow * radius)
         if window is None:
             return
         rows, columns, dy, dx = window
@@ -139,7 +139,7 @@ class Canvas:
         part += frame * (26 - part)
         part += glass * (hue * np.float32(1.08 if lit else 0.42) - part)
         part += core * (np.float32(250 if lit else 22) - part)
-        self._label(rows, columns, away - radius, label)
+        self.label(rows, columns, away - radius, label)
 
     def finish(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Exposure and noise of a camera, then 8 bits."""

@@ -127,7 +127,7 @@ def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
     lamps: list[Lamp] = []
     for colour in colours if rng.random() < 0.3 else colours[:count]:  # now and then one to spare
         radius = short * rng.uniform(0.075, 0.095)
-        spots = _border_spots(rng, height, width, 1.3 * radius)
+        spots = border_spots(rng, height, width, 1.3 * radius)
         gaps = [np.hypot(spots[:, 0] - other.y, spots[:, 1] - other.x) for other in lamps]
         y, x = spots[int(np.min(gaps, axis=0).argmax()) if gaps else 0]  # well apart
         lamps.append(Lamp(colour, bool(rng.random() < 0.5), float(y), float(x), radius))
@@ -157,7 +157,7 @@ def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
 EXTENT = 1.3  # no shape leaves the circle of this many radii
 
 
-def _border_spots(
+def border_spots(
     rng: np.random.Generator, height: int, width: int, margin: float
 ) -> NDArray[np.float64]:
     """16 places in the band along the border, (16, 2)."""

@@ -155,6 +155,9 @@ class VonMisesFisher(Mixture):
     def statistics(self, x: Tensor) -> Tensor:
         return F.normalize(x, dim=-1) if self.normalise else x
 
+    def start(self, means: Tensor) -> Tensor:
+        return self.statistics(means)
+
     def logits(self, bases: Tensor) -> tuple[Tensor, Tensor]:
         return self.concentration * bases, bases.new_zeros(bases.shape[:-1])
 

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hemnet.config import DataConfig, TrainConfig
 from hemnet.data import (
+    GENERATED,
     Augmentation,
     Batches,
     Info,
@@ -40,7 +41,7 @@ def open_split(config: DataConfig, split: str, length: int | None) -> Segmentati
         partial=config.partial,
         classes=config.classes,
         label_map=config.label_map,
-        size=config.size if config.name == "scenes" else None,
+        size=config.size if config.name in GENERATED else None,
         length=length,
     )
 

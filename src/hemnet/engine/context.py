@@ -10,6 +10,7 @@ backbone itself.
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +24,13 @@ from torch import Tensor, nn
 
 from hemnet.data.transforms import Augmentation
 from hemnet.em import EMResult, e_step
-from hemnet.em.numeric import upcast
 from hemnet.em.solver import initial, iterate
 from hemnet.em.sources import Linear, Parts, apply_linear
 from hemnet.engine.windows import Grid, read_window
 from hemnet.errors import UserError
 from hemnet.nn.geometry import Placement
 from hemnet.nn.segmenter import Segmenter
+from hemnet.nn.start import candidates_for, spread_positions
 from hemnet.nn.unit import EMUnit, Plan, em_units, highway_solver
 
 CHUNK = 8192  # positions read back at a time
@@ -94,8 +95,16 @@ def _fit(unit: EMUnit, file: IO[bytes]) -> GlobalBases:
             x = torch.from_numpy(np.frombuffer(bytearray(data), np.float32)).view(-1, channels)
             yield plan.mixture.statistics(x)
 
-    plan, bases = unit.plan(), upcast(unit.bases.value)
-    start = initial(bases, bases[None], plan.mixture, channels)
+    def row(number: int) -> Tensor:
+        file.seek(4 * channels * number)
+        return torch.from_numpy(np.frombuffer(bytearray(file.read(4 * channels)), np.float32))
+
+    total = file.seek(0, os.SEEK_END) // (4 * channels)
+    wanted = candidates_for(len(unit.bases.value))
+    numbers = spread_positions(total, wanted, torch.device("cpu")).tolist()
+    x = torch.stack([row(number) for number in numbers])[None].to(unit.bases.value.device)
+    plan, bases = unit.plan(), unit.initial_bases(x)
+    start = initial(bases, x, plan.mixture, channels)
     *_, (before, _, after) = iterate(Parts(parts), start, plan.steps, plan.mixture)
     return GlobalBases(before[0], after[0])
 

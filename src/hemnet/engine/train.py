@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from hemnet.engine import build
 from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
-from hemnet.engine.evaluate import evaluate
+from hemnet.engine.evaluate import evaluate, guessed
 from hemnet.engine.folder import check_folder, clear_errors, locked, write_config
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.metrics import Evaluation
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
@@ -262,6 +264,11 @@ class Run:
             return {k: v for k, v in asdict(unit.health()).items() if k != "bases"}
         return {}
 
+    @cached_property
+    def baseline(self) -> Evaluation | None:
+        """What the validation data's own guess reaches."""
+        return None if self.val is None else guessed(self.val)
+
     def _validation_due(self) -> bool:
         step, every = self.progress.step, self.config.validation.every
         due = step == self.config.optim.steps or (step > 0 and step % every == 0)
@@ -298,9 +305,13 @@ class Run:
                 seconds=round(time.perf_counter() - start, 3),
             )
         mark = " (best)" if progress.best_step == progress.step else ""
+        beside = ""
+        if self.main and self.baseline is not None:
+            known = self.baseline
+            beside = f"   (baseline: {known.miou:.2f} and {known.pixel_accuracy:.2f})"
         self.display.say(
             f"step {progress.step}: mIoU {found.miou:.2f}{mark}, pixel accuracy "
-            f"{found.pixel_accuracy:.2f}"
+            f"{found.pixel_accuracy:.2f}{beside}"
         )
         self._save()
         return True

@@ -27,8 +27,9 @@ from hemnet.nn.unit import EMUnit, Plan, check_count
 
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
 PRESETS: dict[str, dict[str, Any]] = {  # what an option is where its caller does not choose
-    "recommended": {"gain": 0.0, "gain_rate": 30.0},  # docs/results.md has the measurements
-    "paper": {"gain": 1.0, "gain_rate": 1.0},
+    # docs/recall.md and docs/results.md have the measurements
+    "recommended": {"start": "image", "variance": "auto", "gain": 0.0, "gain_rate": 30.0},
+    "paper": {"start": "average", "variance": None, "gain": 1.0, "gain_rate": 1.0},
 }
 
 
@@ -40,7 +41,8 @@ class HighwayEMAttention(EMUnit):
         bases: number of bases, K.
         iterations: E- and N-steps in training, T.
         step_size: η in (0, 2): a number, one per iteration, or a tensor; a parameter is learned.
-        variance: σ²: a number, None for √C, or "auto" to follow the features' scale.
+        variance: σ²: a number, None for √C, or "auto" to follow the features' scale; the preset's
+            unless given.
         kernel: "dot" or "rbf".
         decay: of the moving average of the bases.
         eval_iterations: E- and N-steps in evaluation; as in training where None.
@@ -50,8 +52,12 @@ class HighwayEMAttention(EMUnit):
         gain_rate: how many times as fast as other weights the gain is learned; None for the
             preset's.
         normalise: EM sees features of mean 0 and variance 1 in each channel.
-        preset: "recommended" (gain=0, gain_rate=30: the identity at first, and soon more), or
-            "paper" for the paper's unit to the letter (1 and 1).
+        start: what EM starts from: "image" – K features of the image itself, far apart from each
+            other, so that the bases find groups that no other image has; "average" – bases shared
+            by all images, which follow what EM makes of them (`decay`); None for the preset's.
+        preset: "recommended" (start="image", variance="auto", gain=0, gain_rate=30: the identity
+            at first, and soon more), or "paper" for the paper's unit to the letter
+            (start="average", √C, 1 and 1).
         mixture: another mixture than the Gaussian that variance and kernel are short for, such as
             `hemnet.VonMisesFisher(10.0)`, or its name and settings as a mapping.
         group: a process group over whose ranks the positions of each image are spread.
@@ -70,7 +76,7 @@ class HighwayEMAttention(EMUnit):
         bases: int = 64,
         iterations: int = 3,
         step_size: StepSize = 0.5,
-        variance: float | Literal["auto"] | None = None,
+        variance: float | Literal["auto", "preset"] | None = "preset",
         kernel: str = "dot",
         decay: float = 0.9,
         eval_iterations: int | None = None,
@@ -79,6 +85,7 @@ class HighwayEMAttention(EMUnit):
         gain: float | None = None,
         gain_rate: float | None = None,
         normalise: bool = False,
+        start: str | None = None,
         preset: str = "recommended",
         mixture: Mixture | Mapping[str, Any] | str | None = None,
         group: ProcessGroup | None = None,
@@ -96,6 +103,8 @@ class HighwayEMAttention(EMUnit):
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
         if backward not in BACKWARDS:
             raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}; got {backward!r}")
+        if variance == "preset":
+            variance = chosen["variance"] if mixture is None else None
         if isinstance(variance, str) and variance != "auto":
             raise ValueError(f'variance must be a number, None or "auto"; got {variance!r}')
         check_count("channels", channels)
@@ -111,6 +120,7 @@ class HighwayEMAttention(EMUnit):
             chosen["gain"] if gain is None else gain,
             chosen["gain_rate"] if gain_rate is None else gain_rate,
             normalise,
+            chosen["start"] if start is None else start,
             fixed.width(channels),
             group,
         )
@@ -127,14 +137,13 @@ class HighwayEMAttention(EMUnit):
         self._mixture = fixed
         if variance == "auto":
             # ‖value‖ is λ and value/‖value‖ its direction: a power iteration over training steps.
-            self.principal = RunningAverage(torch.empty(channels), decay)
+            self.principal = RunningAverage(torch.zeros(channels), decay)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.principal is not None:
-            direction = F.normalize(torch.randn_like(self.principal.value), dim=0)
-            with torch.no_grad():  # σ² starts at √C
-                self.principal.value.copy_(direction * (AUTO_RATIO * math.sqrt(self.channels)))
+            with torch.no_grad():
+                self.principal.value.zero_()  # nothing seen yet
         super().reset_parameters()
 
     @property
@@ -145,22 +154,30 @@ class HighwayEMAttention(EMUnit):
     def plan(self, iterations: int | None = None) -> Plan:
         if self.principal is None:
             return self._plan(self._mixture, iterations)
-        variance = self.principal.value.norm() / AUTO_RATIO
-        return self._plan(Gaussian(variance, self.kernel), iterations)
+        return self._plan(self._following(self.principal.value), iterations)
+
+    def _following(self, principal: Tensor) -> Gaussian:
+        """σ² of λ = ‖principal‖; √C before anything was seen."""
+        length = principal.norm()
+        first = AUTO_RATIO * math.sqrt(self.channels)
+        return Gaussian(torch.where(length > 0, length, first) / AUTO_RATIO, self.kernel)
 
     def _training_plan(self, sample: Tensor, weights: Tensor | None, linear: Linear | None) -> Plan:
         if self.principal is None:
             return self.plan()
         start = self.principal.begin(self.parameters())
         with torch.no_grad():
-            direction = F.normalize(start, dim=0)
+            # A power iteration over training steps, which begins in any direction.
+            generator = torch.Generator().manual_seed(0)
+            first = torch.randn(self.channels, generator=generator).to(start)
+            direction = F.normalize(torch.where(start.any(), start, first), dim=0)
             if linear is None:
                 product = covariance_product(sample, direction, weights)
             else:  # Cov(Wx) = W Cov(x) Wᵀ
                 matrix = upcast(linear[0])
                 product = covariance_product(sample, direction @ matrix, weights) @ matrix.mT
         self.principal.update(product)
-        return self._plan(Gaussian(start.norm() / AUTO_RATIO, self.kernel))
+        return self._plan(self._following(start))
 
     def _plan(self, mixture: Mixture, iterations: int | None = None) -> Plan:
         iterations = iterations or self.current_iterations
@@ -173,8 +190,8 @@ class HighwayEMAttention(EMUnit):
             variance = "auto" if self.principal is not None else f"{self._mixture.sigma2:.4g}"
             mixture = f"variance={variance}, kernel={self.kernel}"
         return (
-            f"{self.channels}, bases={self.bases.value.shape[0]}, iterations={self.iterations}, "
-            f"step_size={self.step_size}, {mixture}, "
+            f"{self.channels}, bases={self.bases.value.shape[0]}, start={self.start}, "
+            f"iterations={self.iterations}, step_size={self.step_size}, {mixture}, "
             f"eval_iterations={self.eval_iterations}, backward={self.backward}"
         )
 

@@ -4,6 +4,10 @@ Around bases that are all equal, one iteration multiplies differences by (1−η
 λ the largest eigenvalue of Cov(x), everything hangs on λ/σ²: below 1 all differences die out and
 every position is rebuilt as the same vector; far above 1 the softmax saturates and the E-step has
 no gradient. `docs/method.md` derives and measures both.
+
+Whatever the reason, a unit that rebuilds every position as the same vector is a global mean. So
+that is measured itself: how much of the features' variance over positions is left when they have
+been rebuilt.
 """
 
 from __future__ import annotations
@@ -14,8 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-COLLAPSED_SPREAD = 0.05
-UNIFORM_ENTROPY = 0.98  # of ln K
+from hemnet.em import n_step, r_step
+
+# Share of the variance left below which a unit acts as a global mean: units that solve recall have
+# 0.4 to 0.9, those that stay at the majority of the lamps less than 0.02.
+GLOBAL_MEAN = 0.05
 SATURATED_ENTROPY = 0.1  # of ln K
 
 
@@ -32,6 +39,8 @@ class Health:
         spread: distance of the bases from their mean, relative to their norm: 0 … 1.
         entropy: of a position's responsibilities, in nats: 0 … ln K.
         in_use: share of the bases that explain some position best.
+        rebuilt: share of the features' variance over positions that the rebuilt features have:
+            near 0 the unit is a global mean.
         bases: K.
     """
 
@@ -39,22 +48,21 @@ class Health:
     spread: float
     entropy: float
     in_use: float
+    rebuilt: float
     bases: int
 
     @property
     def state(self) -> str:
-        """ "collapsed", "saturated" or "healthy"."""
-        if self.bases == 1:
-            return "healthy"
-        relative = self.entropy / math.log(self.bases)
-        if self.spread < COLLAPSED_SPREAD and relative > UNIFORM_ENTROPY:
+        """ "collapsed" into a global mean, "saturated" or "healthy"."""
+        if self.rebuilt < GLOBAL_MEAN:
             return "collapsed"
+        relative = self.entropy / math.log(self.bases)
         return "saturated" if relative < SATURATED_ENTROPY else "healthy"
 
     def __str__(self) -> str:
         return (
-            f"{self.state}: λ/σ² {self.ratio:.2f}, spread {self.spread:.2f}, "
-            f"entropy {self.entropy:.2f} of {math.log(self.bases):.2f}, "
+            f"{self.state}: λ/σ² {self.ratio:.2f}, variance rebuilt {self.rebuilt:.1%}, "
+            f"spread {self.spread:.2f}, entropy {self.entropy:.2f} of {math.log(self.bases):.2f}, "
             f"bases in use {self.in_use:.0%}"
         )
 
@@ -66,11 +74,15 @@ def read_health(
     responsibilities: Tensor,
     variance: float | Tensor | None,
     weights: Tensor | None = None,
+    bases: Tensor | None = None,
 ) -> Health:
     """x: B,N,C features (a sample does), initial: K,C bases, responsibilities: B,N,K.
 
-    Positions whose weight (B,N) is 0 are not looked at.
+    `bases`: B,K,C, those the features are rebuilt from; None: the weighted means of x. Positions
+    whose weight (B,N) is 0 are not looked at.
     """
+    if bases is None:
+        bases = n_step(x, initial, responsibilities, 1.0, weights)
     principal = largest_variance(x, weights=weights)
     gamma = responsibilities.float().flatten(0, 1)
     if weights is not None:
@@ -83,13 +95,32 @@ def read_health(
         spread=float(spread(initial)),
         entropy=float(entropy),
         in_use=float(used.mean()),
+        rebuilt=variance_rebuilt(x, responsibilities, bases, weights),
         bases=gamma.shape[-1],
     )
 
 
+def variance_rebuilt(
+    x: Tensor, responsibilities: Tensor, bases: Tensor, weights: Tensor | None = None
+) -> float:
+    """Variance over positions of the rebuilt features γμ, B,N,C, relative to that of x: 0 … 1."""
+    rebuilt = r_step(responsibilities.to(x.dtype), bases.to(x.dtype))
+    whole = variance_over_positions(x, weights)
+    left = variance_over_positions(rebuilt, weights)
+    return float(left / whole.clamp_min(torch.finfo(whole.dtype).tiny))
+
+
+def variance_over_positions(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sum over channels and images of the variance of x: B,N,C over positions."""
+    counts = x.new_ones(x.shape[:2]) if weights is None else weights.to(x).expand(x.shape[:2])
+    shares = (counts / counts.sum(1, keepdim=True).clamp_min(1e-30)).unsqueeze(-1)
+    centred = x - (shares * x).sum(1, keepdim=True)
+    return (shares * centred.square()).sum()
+
+
 def spread(bases: Tensor) -> Tensor:
-    """Root mean square distance of bases: K,C from their mean, relative to their norm."""
-    centred = bases - bases.mean(dim=0)
+    """Root mean square distance of bases: …,K,C from their mean, relative to their norm."""
+    centred = bases - bases.mean(dim=-2, keepdim=True)
     return centred.norm() / bases.norm().clamp_min(torch.finfo(bases.dtype).tiny)
 
 

@@ -25,7 +25,10 @@ from torch import Tensor, nn
 
 
 class RunningAverage(nn.Module):
-    """value ← decay · value + (1 − decay) · mean over the images of one optimizer step."""
+    """value ← decay · value + (1 − decay) · mean over the images of one optimizer step.
+
+    A value of zeros has seen nothing yet: the first step replaces it.
+    """
 
     value: Tensor
     _start: Tensor
@@ -76,7 +79,8 @@ class RunningAverage(nn.Module):
         self._sum.add_(total)
         self._images.add_(images)
         mean = self._sum / self._images
-        moved = torch.lerp(self._start, mean, 1 - self.decay)
+        weight = torch.where(self._start.any(), 1 - self.decay, 1.0).to(mean)
+        moved = torch.lerp(self._start, mean, weight)
         self.value.copy_(torch.where(mean.isfinite().all(), moved, self.value))
 
     def extra_repr(self) -> str:

@@ -26,11 +26,13 @@ from hemnet.em.sources import Linear, apply_linear
 from hemnet.nn.health import BasesWarning, Health, read_health
 from hemnet.nn.residual_gain import ResidualGain, batch_norm
 from hemnet.nn.running_average import RunningAverage
+from hemnet.nn.start import farthest_points
 
 SAMPLE = 512  # positions of an image that stand for all of it where statistics are taken
 KEPT_IMAGES = 4  # images whose sample is kept for `health`
 CHECK_EVERY = 100  # training passes between two looks at the bases' health
 WARM_UP = 20  # passes before the bases are judged at all
+STARTS = ("image", "average")  # what EM starts from: see `HighwayEMAttention`
 
 
 class Plan(NamedTuple):
@@ -97,6 +99,7 @@ class EMUnit(nn.Module, ABC):
         gain: float,
         gain_rate: float = 1.0,
         normalise: bool = False,
+        start: str = "average",
         width: int | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
@@ -105,9 +108,12 @@ class EMUnit(nn.Module, ABC):
         check_count("bases", bases)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
+        if start not in STARTS:
+            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {start!r}")
         if not math.isfinite(gain):
             raise ValueError(f"gain must be a finite number; got {gain!r}")
         self.channels, self.initial_gain, self.group = channels, gain, group
+        self.start = start
         self.conv_in = nn.Conv2d(channels, channels, 1)
         # No weights of its own: a common shift of the features, which a large first convolution or
         # its bias can make, would let the longest basis explain every position.
@@ -161,17 +167,31 @@ class EMUnit(nn.Module, ABC):
 
         if self.training and seen is not None:
             plan = self._training_plan(*seen, linear)
-            start = self.bases.begin(self.parameters())
-            result = fit(start, plan)
-            self.bases.update(result.bases)
+            if self.start == "average":
+                result = fit(self.bases.begin(self.parameters()), plan)
+                self.bases.update(result.bases)
+            else:
+                result = fit(self._own_points(flat, weights, linear), plan)
         else:
             plan = self.plan()
-            result = fit(self.bases.value, plan)
+            if self.start == "average":
+                result = fit(self.bases.value, plan)
+            else:
+                result = fit(self._own_points(flat, weights, linear), plan)
         if seen is not None:
             self._observe(*seen)
         means = plan.mixture.means(result.bases)
         rebuilt = _rebuild(result.responsibilities, means, x)
         return F.relu(self.gain(x, self.conv_out(F.relu(rebuilt)), self.norm, self.group))
+
+    def initial_bases(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """What EM starts from in evaluation on features x: B,N,C: K,P, or B,K,C of each image."""
+        if self.start == "average":
+            return upcast(self.bases.value)
+        return self._own_points(x, weights, None)
+
+    def _own_points(self, x: Tensor, weights: Tensor | None, linear: Linear | None) -> Tensor:
+        return farthest_points(x, len(self.bases.value), weights, linear, self.group)
 
     def _input(self, x: Tensor) -> tuple[Tensor, Linear | None]:
         """x: B,C,H,W as EM reads it: B,N,C, and the linear map in front, a view of either layout.
@@ -207,10 +227,17 @@ class EMUnit(nn.Module, ABC):
                 flat, weights = apply_linear(self._kept[0], self._linear()), self._kept[1]
             else:
                 flat, weights = self.features(x).flatten(2).mT, None
-            plan, start = self.plan(), self.bases.value
+            plan, start = self.plan(), self.initial_bases(flat, weights)
             result = highway_solver(flat, start, plan, weights=weights)
-        means = plan.mixture.means(start)
-        return read_health(flat, means, result.responsibilities, plan.mixture.variance, weights)
+        mixture = plan.mixture
+        return read_health(
+            flat,
+            mixture.means(mixture.start(start)),
+            result.responsibilities,
+            mixture.variance,
+            weights,
+            mixture.means(result.bases),
+        )
 
     def train(self, mode: bool = True) -> Self:
         if self.training and not mode:
@@ -243,7 +270,7 @@ class EMUnit(nn.Module, ABC):
         if self._warned or self._passes < WARM_UP:
             return
         health = self.health()
-        if health.state != "healthy":
+        if health.state != "healthy" and health.bases > 1:  # one basis is a global mean by choice
             self._warned = True
             advice = _advice(health, follows=isinstance(self.plan().mixture.variance, Tensor))
             warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
@@ -316,8 +343,8 @@ def _advice(health: Health, follows: bool) -> str:
     if health.state == "collapsed":
         cure = "Check what reaches the unit: it hardly varies within an image"
         return (
-            f"the bases have collapsed into one ({health}), so that every position is rebuilt as "
-            "the same vector. "
+            f"the bases have collapsed into one ({health}): every position is rebuilt as the same "
+            "vector, and the unit is no more than a global mean. "
             + (cure if follows else 'Use variance="auto", or a variance below λ')
         )
     cure = "If training stalls, use fewer bases or a fixed variance above this σ²"

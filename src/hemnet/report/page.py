@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.transforms import normalise
-from hemnet.engine.evaluate import evaluate, normalisation
+from hemnet.engine.evaluate import evaluate, guessed, normalisation
 from hemnet.engine.load import load_model, run_dataset
 from hemnet.engine.metrics import Evaluation, ImageScore
 from hemnet.engine.pictures import Example, examples
@@ -39,6 +39,7 @@ class Run:
     training: list[dict[str, Any]]  # lines of metrics.jsonl, by kind
     validation: list[dict[str, Any]]
     scores: dict[str, Any]  # miou, iou, pixel_accuracy of the saved model
+    baseline: Evaluation | None  # what the data set's own guess reaches
     confusion: Tensor | None  # where the whole data set was evaluated
     examples: list[tuple[Example, ImageScore]]
     watched: Example  # the one whose way through the EM unit is drawn
@@ -97,6 +98,7 @@ def gather(
         training=[line for line in lines if line["kind"] == "train"],
         validation=validation,
         scores=scores,
+        baseline=guessed(dataset),
         confusion=None if evaluation is None else evaluation.confusion,
         examples=list(zip(found, chosen, strict=True)),
         watched=watched,

@@ -25,6 +25,9 @@ def header(run: Run) -> str:
         (f"{run.scores['miou']:.1f}%", "mIoU"),
         (f"{run.scores['pixel_accuracy']:.1f}%", "pixel accuracy"),
     ]
+    if run.baseline is not None:
+        figures = f"{run.baseline.miou:.1f}% and {run.baseline.pixel_accuracy:.1f}%"
+        tiles.append((figures, f"both, from {info.baseline}"))
     context = [run.scores["iou"][info.classes[k]] for k in info.context_classes]
     if context and None not in context:
         tiles.append((f"{sum(context) / len(context):.1f}%", "context mIoU"))
@@ -80,7 +83,7 @@ def classes(run: Run) -> str:
     if info.context_classes:
         note += (
             " ↔ marks classes that nothing near a pixel can tell: lit or unlit is decided by a "
-            "lamp of the same colour far away."
+            "lamp far away."
         )
     body = f'<p class="soft">{note}</p><div class="bars">{"".join(rows)}</div>'
     return _section("IoU of each class", body + _confusions(run))
@@ -195,13 +198,14 @@ def health(run: Run) -> str:
     tiles = [
         (f'<span class="{style}" style="font-size:inherit">{found.state}</span>', "state"),
         (f"{found.ratio:.1f}", "λ/σ²"),
+        (f"{found.rebuilt:.0%}", "of the variance rebuilt"),
         (f"{found.spread:.2f}", "spread, 0 to 1"),
         (f"{found.entropy:.2f}", f"entropy, at most {math.log(found.bases):.2f}"),
         (f"{found.in_use:.0%}", f"of {found.bases} bases in use"),
     ]
     unit = find_unit(run.model)
     remedy = ""
-    if isinstance(unit, HighwayEMAttention) and found.state != "healthy":
+    if isinstance(unit, HighwayEMAttention) and found.state != "healthy" and found.bases > 1:
         auto = "" if unit.principal is not None else 'variance="auto", or '
         which = "smaller" if found.state == "collapsed" else "larger"
         if unit.variance is not None:
@@ -209,7 +213,7 @@ def health(run: Run) -> str:
     texts = {
         "healthy": "The bases differ and the pixels are shared among them: gradients reach every "
         "iteration.",
-        "collapsed": "All bases have become one, so every pixel is rebuilt as the same vector.",
+        "collapsed": "Every pixel is rebuilt as the same vector: the unit is a global mean.",
         "saturated": "Almost every pixel belongs to one basis alone, so the E-step passes hardly "
         "any gradient; the N-step's still reaches every iteration.",
     }
