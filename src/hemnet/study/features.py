@@ -58,9 +58,8 @@ class FeatureStore:
                 with torch.no_grad():
                     found = own(images[missing])
                 for place, i in enumerate(missing):
-                    fresh[i] = [
-                        f[place : place + 1].clone() if n in used else None for n, f in enumerate(found)
-                    ]
+                    one = slice(place, place + 1)
+                    fresh[i] = [f[one].clone() if n in used else None for n, f in enumerate(found)]
                     self._keep(keys[i], fresh[i])
             each = [fresh[i] if i in fresh else self.kept[key] for i, key in enumerate(keys)]
             return [_joined(parts) for parts in zip(*each, strict=True)]
