@@ -121,11 +121,15 @@ def test_a_killed_reader_leaves_a_run_that_goes_on(
     assert_same(outcome(tmp_path / "whole"), outcome(out))
 
 
-@pytest.mark.parametrize("crop", ["[1, 1]", "[16, 16]"])
-def test_one_value_per_channel_is_no_batch(tmp_path: Path, crop: str) -> None:
-    config = tiny_config("--data.crop", crop, "--optim.batch_size", "1")
+@pytest.mark.parametrize("name", ["deeplabv3plus", "pspnet"])
+@pytest.mark.parametrize("crop", ["[1, 1]", "[48, 48]"])
+def test_one_value_per_channel_is_no_batch(tmp_path: Path, name: str, crop: str) -> None:
+    """A mean over the image has one, of any image; a feature map has several, of any image."""
+    flags = ("--data.crop", crop, "--optim.batch_size", "1", "--optim.steps", "1")
+    head = ("--model.name", name, "--model.options", "{}")
     with pytest.raises(UserError, match=r"one value per channel.*optim\.batch_size"):
-        train(config, tmp_path, quiet=True)
+        train(tiny_config(*flags, *head), tmp_path / "mean", quiet=True)
+    assert train(tiny_config(*flags), tmp_path / "map", quiet=True).finished
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])

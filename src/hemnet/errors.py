@@ -39,7 +39,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
         return (
             "a batch norm sees only one value per channel, from which it cannot learn. Give a "
-            "larger optim.batch_size (of one process and pass) or data.crop, or model.freeze_norm"
+            "larger optim.batch_size (of one process and pass), or model.freeze_norm"
         )
     if isinstance(error, MemoryError):
         return "not enough memory"

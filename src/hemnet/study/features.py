@@ -58,12 +58,11 @@ class FeatureStore:
                 with torch.no_grad():
                     found = own(images[missing])
                 for place, i in enumerate(missing):
-                    fresh[i] = [
-                        f[place].clone() if n in used else None for n, f in enumerate(found)
-                    ]
+                    one = slice(place, place + 1)
+                    fresh[i] = [f[one].clone() if n in used else None for n, f in enumerate(found)]
                     self._keep(keys[i], fresh[i])
             each = [fresh[i] if i in fresh else self.kept[key] for i, key in enumerate(keys)]
-            return [_stacked(parts) for parts in zip(*each, strict=True)]
+            return [_joined(parts) for parts in zip(*each, strict=True)]
 
         backbone.forward = forward  # type: ignore[method-assign]
         return True
@@ -85,9 +84,9 @@ def _bytes(features: list[Tensor | None]) -> int:
     return sum(f.nbytes for f in features if f is not None)
 
 
-def _stacked(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
     known = [part for part in parts if part is not None]
-    return torch.stack(known) if known else None
+    return torch.cat(known) if known else None  # in their memory layout, unlike a stack
 
 
 def _used_features(model: Segmenter) -> list[int]:
