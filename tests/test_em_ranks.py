@@ -43,7 +43,9 @@ def features() -> Tensor:
 def unit_pass(x: Tensor, group: Any = None) -> dict[str, Tensor]:
     """One training pass of a unit on rows of x: B,C,H,W, and what it changed."""
     torch.manual_seed(5)
-    unit = hemnet.HighwayEMAttention(6, bases=4, gain=0.5, group=group).double().train()
+    unit = (
+        hemnet.HighwayEMAttention(6, bases=4, gain=0.5, variance=2.0, group=group).double().train()
+    )
     leaf = x.clone().requires_grad_()
     y = unit(leaf)
     y.sin().sum().backward()

@@ -168,8 +168,7 @@ class HighwayEMAttention(EMUnit):
         start = self.principal.begin(self.parameters())
         with torch.no_grad():
             # A power iteration over training steps, which begins in any direction.
-            generator = torch.Generator().manual_seed(0)
-            first = torch.randn(self.channels, generator=generator).to(start)
+            first = torch.arange(self.channels, device=start.device).mul(2.4).cos().to(start)
             direction = F.normalize(torch.where(start.any(), start, first), dim=0)
             if linear is None:
                 product = covariance_product(sample, direction, weights)
