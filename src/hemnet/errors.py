@@ -27,7 +27,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         named = "" if error.filename is None else f"{_shortened(str(error.filename))}: "
         return f"{named}{error.strerror}"
-    if isinstance(error, ValueError) and "null byte" in text:
+    if is_wrong_name(error):
         return "a file name contains a NUL character, which no file system allows"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in text:
         return f"a file name is not text in this system's encoding: {text}"
@@ -44,6 +44,13 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "not enough memory"
     return None
+
+
+def is_wrong_name(error: BaseException) -> bool:
+    """No file can be called so, which only who typed the name can change."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENAMETOOLONG
+    return isinstance(error, ValueError) and "null byte" in str(error)
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -94,6 +94,8 @@ def known_keys() -> list[str]:
 
 
 def _check_file(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a pipe could be read only once
+        raise UserError(f"{path} is not a configuration file, but a folder, pipe or device")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

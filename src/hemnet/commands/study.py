@@ -19,7 +19,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,10 +227,6 @@ def model_and_data(
             "data with --data.name and --data.root"
         )
     return model, config, dataset
-
-
-def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def finish(out: Path, text: str, outcome: Outcome | None = None) -> None:
