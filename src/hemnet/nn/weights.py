@@ -92,8 +92,6 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file by name, and a safetensors file's metadata. Executes nothing."""
     if not path.is_file():
         raise UserError(f"there is no weight file {path}")
-    if not path.stat().st_size:
-        raise UserError(f"{path} is empty")
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path} is not a weight file: its name must end in {', '.join(SUFFIXES)}")
     try:
