@@ -1,4 +1,4 @@
-"""Damage for tests/fuzz.py: bytes, texts, JSON values and image files that are not what they say."""
+"""Damage for tests/fuzz.py: bytes, texts, JSON values and image files that are not sound."""
 
 from __future__ import annotations
 
