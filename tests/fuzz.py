@@ -193,7 +193,7 @@ def main() -> None:
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory(prefix="hemnet-fuzz-") as place:
         given = Path(place) / "given"
-        prepare(given)
+        prepare(given, set(chosen))
         if args.case is not None:
             ((name, target),) = chosen.items()
             found = attempt(name, target, args.case, given)

@@ -42,16 +42,17 @@ from kills import tiny_config
 FILES = 16  # images or labels of a case
 
 
-def prepare(given: Path) -> None:
-    """Sound models, a run, exported files and a data set, which cases copy and damage."""
+def prepare(given: Path, chosen: set[str]) -> None:
+    """Sound models, a data set, and where they are asked for a run and exported files."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = hemnet.create_model(
         "hemnet", 3, "test_resnet", 16, channels=8, bases=4, classes=["kind0", "kind1", "kind2"]
     )
     model.save_pretrained(given / "model")
-    for kind, name in (("onnx", "x.onnx"), ("openvino", "x.xml")):
-        export_model(model, given / name, kind)
+    if "exported" in chosen:
+        for kind, name in (("onnx", "x.onnx"), ("openvino", "x.xml")):
+            export_model(model, given / name, kind)
     torch.save(dict(list(model.backbone.state_dict().items())[:6]), given / "new.pth")
     torch.save(
         dict(list(model.backbone.state_dict().items())[:6]),
@@ -59,6 +60,8 @@ def prepare(given: Path) -> None:
         _use_new_zipfile_serialization=False,
     )
     tiny_data.folder(given / "data", {"train": 2, "val": 2})
+    if not chosen & {"arguments", "settings", "runs"}:
+        return
     config = tiny_config("--optim.steps", "1", "--data.val_length", "1")
     with contextlib.redirect_stderr(io.StringIO()):
         train(config, given / "run", quiet=True)
