@@ -31,7 +31,7 @@ from hemnet.app.explore import Explorer
 from hemnet.app.limits import Limits
 from hemnet.app.routes import make_app
 from hemnet.data.download import Archive, unpack, verify
-from hemnet.data.prepare import read_mat
+from hemnet.data.prepare import _stuff_label, convert
 from hemnet.engine.train import train
 from hemnet.errors import UserError
 from hemnet.export import export_model
@@ -449,8 +449,11 @@ def archives(case: Case) -> int:
         mat = case.folder / f"{number}.mat"
         need_mat(mat)
         mat.write_bytes(damaged(case.rng, mat.read_bytes()))
+    jobs = [(p, p.with_suffix(".png")) for p in sorted(case.folder.glob("*.mat"))]
+    for job in jobs:  # each alone: the first that is damaged ends the conversion of all
         with contextlib.suppress(UserError):
-            read_mat(mat, "S")
+            convert(_stuff_label, [job], "labels")
+    nothing_half(case.folder)
     return 16
 
 

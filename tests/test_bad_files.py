@@ -9,8 +9,11 @@ import pytest
 
 from hemnet import cli
 from hemnet.data.download import Archive, unpack, verify
+from hemnet.data.labels import DataError
 from hemnet.data.layouts import files_under
+from hemnet.data.prepare import convert
 from hemnet.errors import UserError
+from hemnet.models import create_model
 from tiny_data import folder
 
 
@@ -191,3 +194,24 @@ def test_named_pipes_as_configuration_and_model(
     said(capsys, "train", "--config", pipe, "--out", tmp_path / "run")
     said(capsys, "evaluate", pipe)
     said(capsys, "data", "check", "list", "--root", pipe, "--classes", "2")
+
+
+def test_a_model_of_endless_iterations_is_refused(tmp_path: Path) -> None:
+    for key in ("iterations", "eval_iterations"):
+        with pytest.raises(UserError, match="from 1 to 1000"):
+            create_model("hemnet", 3, "test_resnet", 16, **{key: 10**9})
+
+
+def end(job: tuple[Path, Path]) -> None:
+    """As scipy does with some damaged .mat files."""
+    if job[0].name == "3.mat":
+        os.abort()
+    job[1].write_text("done")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="aborts show a window there")
+def test_a_label_whose_reading_ends_the_process_is_named(tmp_path: Path) -> None:
+    jobs = [(tmp_path / f"{n}.mat", tmp_path / f"{n}.png") for n in range(6)]
+    with pytest.raises(DataError, match=r"3\.mat: so damaged"):
+        convert(end, jobs, "labels")
+    assert {p.name for p in tmp_path.iterdir()} >= {"0.png", "1.png", "2.png"}

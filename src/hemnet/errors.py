@@ -41,7 +41,9 @@ def explain(error: BaseException) -> str | None:
             "a batch norm sees only one value per channel, from which it cannot learn. Give a "
             "larger optim.batch_size (of one process and pass), or model.freeze_norm"
         )
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("t allocate memory" in text or "out of memory" in text)
+    ):
         return "not enough memory"
     return None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hemnet.commands.looking import MAX_ITERATIONS
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
 

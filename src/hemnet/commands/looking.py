@@ -7,15 +7,13 @@ import atexit
 import os
 from typing import TYPE_CHECKING, Any
 
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
     from hemnet.engine.inference import EvaluationOptions
-
-
-MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
 
 
 def add_looking(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
 
 if TYPE_CHECKING:
@@ -152,8 +153,9 @@ def run(args: argparse.Namespace) -> None:
     if not all(0 < eta <= 1 for eta in getattr(args, "step_sizes", ())):
         raise UserError(f"--step-sizes: expected above 0, at most 1; got {args.step_sizes}")
     given = getattr(args, "iterations", None)
-    if min(given if isinstance(given, list) else [given or 1]) < 1:
-        raise UserError(f"--iterations: expected whole numbers from 1; got {given}")
+    wanted = given if isinstance(given, list | tuple) else [given or 1]
+    if not all(1 <= number <= MAX_ITERATIONS for number in wanted):
+        raise UserError(f"--iterations: expected whole numbers, 1 to {MAX_ITERATIONS}; got {given}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

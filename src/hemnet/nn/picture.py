@@ -112,7 +112,8 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
         low, high = array.min(), array.max()  # not a number where one of the values is not
         if not (low >= 0 and high <= 1):
             raise ValueError(f"{_EXPECTED}; this one has values outside")
-        return np.round(array * 255).astype(np.uint8)
+        scaled = array * 255
+        return np.round(scaled, out=scaled).astype(np.uint8)
     if array.dtype != np.uint8:
         raise ValueError(f"{_EXPECTED}; this one is of {array.dtype}")
     return np.ascontiguousarray(array)
