@@ -187,13 +187,21 @@ def main() -> None:
     args = parser.parse_args()
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    import torch
+
     from fuzz_targets import TARGETS, prepare
 
+    torch.set_num_threads(1)
     chosen = {name: TARGETS[name] for name in args.only or TARGETS}
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory(prefix="hemnet-fuzz-") as place:
         given = Path(place) / "given"
-        prepare(given, set(chosen))
+        child = os.fork()  # autograd's threads must not be there when cases fork
+        if child == 0:
+            prepare(given, set(chosen))
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit("what cases need could not be prepared")
         if args.case is not None:
             ((name, target),) = chosen.items()
             found = attempt(name, target, args.case, given)

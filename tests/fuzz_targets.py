@@ -282,7 +282,7 @@ def arguments(case: Case) -> int:
     ]
     writes = any(f in line[:-1] and line[line.index(f) + 1] == "?" for f in ("--out", "--json"))
     command(*chosen, stdin=b"pipe\n")
-    if not (writes and (case.folder / value.replace("\0", "")[:200]).is_file()):
+    if not (writes and "\0" not in value and os.path.isfile(case.folder / value)):
         unchanged(before, case.folder)
     return 1
 

@@ -1,5 +1,6 @@
 """Files and arguments that are damaged, hostile or odd: one message, no traceback, no hang."""
 
+import json
 import os
 import struct
 import zipfile
@@ -13,6 +14,7 @@ from hemnet.data.labels import DataError
 from hemnet.data.layouts import files_under
 from hemnet.data.prepare import convert
 from hemnet.errors import UserError
+from hemnet.hub import from_pretrained
 from hemnet.models import create_model
 from tiny_data import folder
 
@@ -205,7 +207,7 @@ def test_a_model_of_endless_iterations_is_refused(tmp_path: Path) -> None:
 def end(job: tuple[Path, Path]) -> None:
     """As scipy does with some damaged .mat files."""
     if job[0].name == "3.mat":
-        os.abort()
+        os._exit(1)
     job[1].write_text("done")
 
 
@@ -215,3 +217,24 @@ def test_a_label_whose_reading_ends_the_process_is_named(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"3\.mat: so damaged"):
         convert(end, jobs, "labels")
     assert {p.name for p in tmp_path.iterdir()} >= {"0.png", "1.png", "2.png"}
+
+
+@pytest.mark.parametrize(
+    "flag, value",
+    [
+        *(("--count", "0"), ("--count", "100000"), ("--tile", "1000000"), ("--columns", "-1")),
+        *(("--seed", "-1"), ("--seed", "9" * 400), ("--size", "1000000"), ("--length", "9" * 30)),
+    ],
+)
+def test_sheets_of_odd_numbers(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected" in said(capsys, "data", "show", "scenes", flag, value)
+
+
+def test_a_gain_beyond_float32(tmp_path: Path) -> None:
+    create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=4).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    content = json.loads(config.read_text())
+    content["options"]["gain"] = 1e300
+    config.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="cannot be used"):
+        from_pretrained(tmp_path)

@@ -127,7 +127,8 @@ def _checked_flags(flags: Sequence[str]) -> Iterator[str]:
             expects_value = False
         else:
             raise UserError(
-                f"{_shortened(repr(flag), 80)} belongs to no flag: settings are given as --section.name value"
+                f"{_shortened(repr(flag), 80)} belongs to no flag: settings are given as "
+                "--section.name value"
             )
         yield flag
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hemnet.data.dataset import SegmentationDataset
 
 HELP = "check, prepare and look at data sets"
+FIRST = 1_000_000  # pairs among which some are drawn
 SHOWN = 10  # problems of a kind that are printed; --json has all
 
 
@@ -204,12 +205,16 @@ def _show(args: argparse.Namespace) -> None:
     from hemnet.data.show import contact_sheet, save_sheet
     from hemnet.data.transforms import Augmentation
 
-    if args.count < 1 or args.tile < 16:
-        raise UserError("--count must be at least 1 and --tile at least 16.")
+    for name, low, high in (
+        ("count", 1, 200), ("tile", 16, 2000), ("columns", 1, 200), ("seed", 0, 2**63 - 1),
+    ):  # fmt: skip
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:
+            raise UserError(f"--{name} {str(value)[:30]}: expected {low} to {high}.")
     check_output(args.out)
     split = args.split or splits_present(args.name, args.root)[0]
     dataset = _open(args, split, args.partial)
-    picks = np.random.default_rng(args.seed).permutation(len(dataset))[: args.count]
+    picks = np.random.default_rng(args.seed).permutation(min(len(dataset), FIRST))[: args.count]
     augmentation = None
     if not args.no_augmentation:
         # Scenes keep their scale and all of their picture: a crop could cut off the lamp.
