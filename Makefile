@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 endif
 READY := $(VENV)/.ready
 
-.PHONY: demo app test lint format bench docs clean help
+.PHONY: demo app test fuzz lint format bench docs clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -30,6 +30,9 @@ app: $(READY) ## explore the demo's model in the browser; `make demo` first
 # In several processes, each file in one of them: a crash is a failure of the test that it names.
 test: $(READY) ## the whole test suite
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 2 --durations 25
+
+fuzz: $(READY) ## hostile inputs by the thousand, about an hour; see docs/reliability.md
+	$(BIN)/python tests/fuzz.py
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m ruff check .

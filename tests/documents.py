@@ -66,6 +66,7 @@ NOT_RUN = {
     "hemnet app": "a server; its own tests start one",
     "python benchmarks/": "minutes to hours; each flag must be one that the script knows",
     "python tests/kills.py": "minutes of kills; test_checkpoint.py does some of them",
+    "python tests/fuzz.py": "an hour of hostile inputs; test_fuzz.py does some of them",
 }
 
 # Page → texts of its Python blocks that are replaced, each of which must be there.

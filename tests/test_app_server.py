@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import random
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import pytest
+from PIL import Image
 
 import app_server
 from hemnet.app.server import listen
@@ -161,6 +163,14 @@ def test_a_body_in_pieces_ends_at_the_limit(server: app_server.Server) -> None:
             answer = b"HTTP/1.1 413"
     assert answer.startswith(b"HTTP/1.1 413")
     assert alive(server)
+
+
+def test_decoders_write_nothing_into_the_log(server: app_server.Server) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(buffer, "TIFF", compression="tiff_lzw")
+    content = buffer.getvalue()
+    for damaged in (content[:9] + b"\xff" * 40 + content[49:], content[:-2000] + bytes(2000)):
+        assert upload(server, damaged)[0] in (200, 422)  # the fixture looks at the log
 
 
 # Raw nonsense

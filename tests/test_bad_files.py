@@ -1,5 +1,6 @@
 """Files and arguments that are damaged, hostile or odd: one message, no traceback, no hang."""
 
+import json
 import os
 import struct
 import zipfile
@@ -9,8 +10,12 @@ import pytest
 
 from hemnet import cli
 from hemnet.data.download import Archive, unpack, verify
+from hemnet.data.labels import DataError
 from hemnet.data.layouts import files_under
+from hemnet.data.prepare import convert
 from hemnet.errors import UserError
+from hemnet.hub import from_pretrained
+from hemnet.models import create_model
 from tiny_data import folder
 
 
@@ -123,3 +128,113 @@ def test_odd_zip_files(kind: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack(path, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
+
+
+@pytest.mark.parametrize("root", [".", "/", "FOLDER", "FILE", "LIST"])
+@pytest.mark.parametrize("action", ["check", "show"])
+def test_lists_that_are_none(
+    root: str,
+    action: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd.csv").write_text(". .\n/ /\n")
+    (tmp_path / "file").write_text("a b\0c\n" + "x" * 200_000 + " y")
+    places = {"FOLDER": "empty", "FILE": "file", "LIST": "odd.csv"}
+    said(capsys, "data", action, "list", "--root", places.get(root, root), "--classes", "2")
+    if root not in ("FILE", "LIST"):
+        said(capsys, "data", action, "folder", "--root", places.get(root, root))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "a\0b"])
+def test_names_that_no_file_can_have(
+    name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ("data", "check", "folder", "--root", name),
+        ("data", "check", "folder", "--root", data, "--json", name),
+        ("data", "show", "scenes", "--size", "32", "--count", "1", "--out", name),
+        ("costs", "--json", name),
+        ("evaluate", name),
+        ("predict", name, data, "--out", tmp_path / "out"),
+        ("predict", tmp_path, name, "--out", tmp_path / "out"),
+        ("export", tmp_path, "--out", name + ".onnx"),
+        ("train", "--config", name, "--out", tmp_path / "run"),
+        ("train", "--config", data / "classes.txt", "--out", name),
+        ("train", "--resume", "--out", name),
+        ("app", name),
+    ):
+        assert len(said(capsys, *command)) < 2000, command
+
+
+def test_results_that_cannot_be_written_are_refused_before_the_work(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file" / "x.json"):
+        for command in (
+            ("data", "check", "folder", "--root", data, "--json"),
+            ("costs", "--json"),
+            ("evaluate", tmp_path, "--json"),
+            ("export", tmp_path, "--out", tmp_path / "x.onnx", "--json"),
+            ("data", "show", "scenes", "--out"),
+        ):
+            assert "cannot write" in said(capsys, *command, place)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "no right to write" in said(capsys, "costs", "--json", tmp_path / "x.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
+def test_named_pipes_as_configuration_and_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    said(capsys, "train", "--config", pipe, "--out", tmp_path / "run")
+    said(capsys, "evaluate", pipe)
+    said(capsys, "data", "check", "list", "--root", pipe, "--classes", "2")
+
+
+def test_a_model_of_endless_iterations_is_refused(tmp_path: Path) -> None:
+    for key in ("iterations", "eval_iterations"):
+        with pytest.raises(UserError, match="from 1 to 1000"):
+            create_model("hemnet", 3, "test_resnet", 16, **{key: 10**9})
+
+
+def end(job: tuple[Path, Path]) -> None:
+    """As scipy does with some damaged .mat files."""
+    if job[0].name == "3.mat":
+        os._exit(1)
+    job[1].write_text("done")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="aborts show a window there")
+def test_a_label_whose_reading_ends_the_process_is_named(tmp_path: Path) -> None:
+    jobs = [(tmp_path / f"{n}.mat", tmp_path / f"{n}.png") for n in range(6)]
+    with pytest.raises(DataError, match=r"3\.mat: so damaged"):
+        convert(end, jobs, "labels")
+    assert {p.name for p in tmp_path.iterdir()} >= {"0.png", "1.png", "2.png"}
+
+
+@pytest.mark.parametrize(
+    "flag, value",
+    [
+        *(("--count", "0"), ("--count", "100000"), ("--tile", "1000000"), ("--columns", "-1")),
+        *(("--seed", "-1"), ("--seed", "9" * 400), ("--size", "1000000"), ("--length", "9" * 30)),
+    ],
+)
+def test_sheets_of_odd_numbers(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected" in said(capsys, "data", "show", "scenes", flag, value)
+
+
+def test_a_gain_beyond_float32(tmp_path: Path) -> None:
+    create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=4).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    content = json.loads(config.read_text())
+    content["options"]["gain"] = 1e300
+    config.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="cannot be used"):
+        from_pretrained(tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hemnet.data import download as archives
 from hemnet.data import prepare
 from hemnet.data.download import Archive, download, unpack
 from hemnet.errors import UserError
@@ -224,3 +225,18 @@ def test_prepare_voc_from_nothing(server, tmp_path, monkeypatch):
     assert [np.unique(Image.open(path)).tolist() for path in made] == [[3], [4]]
     assert "0 labels written" in prepare.prepare_voc(root, fetch=True)
     assert len(server.requests) == 2  # nothing is fetched twice
+
+
+def test_nothing_is_fetched_that_anybody_on_the_way_could_change(tmp_path, monkeypatch):
+    """Over TLS, and not where TLS refers to plain http."""
+    known = [value for value in vars(archives).values() if isinstance(value, Archive)]
+    assert len(known) >= 3
+    assert all(archive.url.startswith("https://") for archive in known)
+
+    class Answer(io.BytesIO):
+        url, status = "http://elsewhere.example/x.zip", 200
+
+    monkeypatch.setattr(archives.urllib.request, "urlopen", lambda *_, **__: Answer())
+    with pytest.raises(UserError, match=r"refers to http://elsewhere\.example"):
+        download(Archive("https://example.org/x.zip"), tmp_path)
+    assert not list(tmp_path.iterdir())

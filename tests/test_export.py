@@ -315,3 +315,26 @@ def test_mistakes_exit_with_2(
 def test_a_model_without_em_has_no_iterations(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no EM unit"):
         export_model(build("fcn"), tmp_path / "model.onnx", iterations=3)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from hemnet.export import WRITERS, trace
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # the disk is full after so many bytes
+try:
+    WRITERS["torch"](trace(torch.nn.Conv2d(3, 64, 3, padding=1)), {}, Path(sys.argv[1]))
+except OSError as error:
+    print("said:", error.strerror)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
+def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
+    """As torch's own writer does: by abort(), past every handler."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path / "x.pt2"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "said: File too large" in done.stdout

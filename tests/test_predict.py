@@ -3,6 +3,8 @@
 import errno
 import io
 import json
+import os
+import struct
 import sys
 import tarfile
 from pathlib import Path
@@ -18,9 +20,11 @@ from PIL import Image
 import hemnet
 import tiny_data
 from hemnet.data.classes import VOC, colour_map
+from hemnet.data.labels import DataError, raw_values
 from hemnet.engine import maps
 from hemnet.engine.inputs import find_images, unique_names
 from hemnet.errors import UserError
+from hemnet.images import open_image
 from hemnet.nn.picture import read_picture
 from test_cli import run
 
@@ -356,3 +360,121 @@ def test_more_than_256_classes_need_16_bits(tmp_path: Path) -> None:
     with Image.open(tmp_path / "out/classes/a.png") as image:
         assert set(np.unique(np.asarray(image))) == {290}
     assert lines(tmp_path / "out")[0]["shares"] == {"class 290": 1.0}
+
+
+LONG = "ä" * 123  # 246 bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that other systems refuse")
+def test_any_name_that_a_file_can_have(model: Path, tmp_path: Path, capsys: Any) -> None:
+    names = ["x" * 251, "x" * 250 + "y", LONG, os.fsdecode(b"\xff\xfe"), "a\nb", "-", "[b]", "\\"]
+    for seed, name in enumerate(names):
+        tiny_data.image(tmp_path / "in" / "x.png", seed=seed)
+        (tmp_path / "in" / "x.png").rename(tmp_path / "in" / f"{name}.png")
+    assert predict(model, tmp_path / "in", out=tmp_path / "out") == 0
+    found = lines(tmp_path / "out")
+    assert {Path(line["file"]).stem for line in found} == set(names)
+    assert len({line["classes"] for line in found}) == len(names)
+    for line in found:
+        assert (tmp_path / "out" / line["classes"]).is_file()
+        assert (tmp_path / "out" / line["overlay"]).is_file()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that other systems refuse")
+def test_a_list_of_names_that_are_no_text(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_data.image(tmp_path / "x.png").rename(tmp_path / os.fsdecode(b"\xff.png"))
+    odd = [b"\xff.png", b".", b"/", b"..", b"a\0b", b"x" * 5000, b"y" * 254, b"*", b"\xc3"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n".join(odd)), "utf-8"))
+    assert predict(model, "-", out=tmp_path / "out") == 1
+    assert ["error" in line for line in lines(tmp_path / "out")] == [False] + 8 * [True]
+
+
+def test_a_name_that_cannot_be_written_is_that_files_error(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        tiny_data.image(tmp_path / "in" / f"{name}.png")
+    save = maps.save_classes
+
+    def refuse(classes: Any, palette: Any, path: Path) -> None:
+        if path.name == "a.png":
+            raise OSError(errno.ENAMETOOLONG, "File name too long")
+        save(classes, palette, path)
+
+    monkeypatch.setattr("hemnet.engine.predict.save_classes", refuse)
+    assert predict(model, tmp_path / "in", out=tmp_path / "out") == 1
+    assert ["error" in line for line in lines(tmp_path / "out")] == [True, False]
+
+
+def tiff(width: int, height: int, compression: str, declared: tuple[int, int]) -> bytes:
+    """A small TIFF in one strip whose head declares another size."""
+    buffer = io.BytesIO()
+    Image.effect_noise((width, height), 50).convert("1").save(
+        buffer, "TIFF", compression=compression
+    )
+    content = bytearray(buffer.getvalue())
+    (start,) = struct.unpack_from("<I", content, 4)
+    for place in range(start + 2, start + 2 + 12 * content[start], 12):
+        (tag,) = struct.unpack_from("<H", content, place)
+        if tag in (256, 257, 278):  # width, height, rows of a strip
+            value = declared[0] if tag == 256 else declared[1]
+            struct.pack_into("<HII", content, place + 2, 4, 1, value)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        (tiff(13, 60, "group3", (13, 8_323_124)), "no side may have more"),
+        (tiff(13, 60, "group4", (13, 999_999)), "cannot be in"),
+        (tiff(13, 60, "group3", (13, 300_000)), "compression group3"),
+        (tiff(64, 60, "group4", (2, 999_999_999)), "the limit is 150 megapixels"),
+        (tiff(64, 60, "raw", (12_000, 12_000)), "cannot be in"),
+    ],
+)
+def test_small_files_of_many_pixels(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "x.tif").write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        read_picture(tmp_path / "x.tif")
+    with pytest.raises(DataError, match=reason):
+        raw_values(tmp_path / "x.tif")
+
+
+def test_a_jpeg_of_many_scans(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(buffer, "JPEG", progressive=True)
+    content = buffer.getvalue()
+    last = content[content.rindex(b"\xff\xda") : -2]
+    for scans, allowed in ((90, True), (100, False)):
+        (tmp_path / "x.jpg").write_bytes(content[:-2] + last * scans + content[-2:])
+        if allowed:
+            read_picture(tmp_path / "x.jpg")
+        else:
+            with pytest.raises(UserError, match="scans"):
+                read_picture(tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize("kind", ["QOI", "DDS", "EPS", "PCX", "TGA", "ICO"])
+def test_kinds_that_are_not_promised_are_not_decoded(kind: str, tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "x.png", kind)
+    with pytest.raises(UserError, match="no picture, or none in JPEG"):
+        read_picture(tmp_path / "x.png")
+
+
+def test_pillows_limit_comes_back(tmp_path: Path) -> None:
+    before = Image.MAX_IMAGE_PIXELS
+    tiny_data.image(tmp_path / "x.png")
+    with open_image(tmp_path / "x.png"), open_image(tmp_path / "x.png"):
+        assert Image.MAX_IMAGE_PIXELS is None
+    assert before == Image.MAX_IMAGE_PIXELS is not None
+
+
+def test_pipes_are_not_waited_for(model: Path, tmp_path: Path) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no named pipes")
+    os.mkfifo(tmp_path / "x.png")
+    assert predict(model, tmp_path / "x.png", "/dev/null", out=tmp_path / "out") == 1
+    assert all("pipe" in line["error"] for line in lines(tmp_path / "out"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,42 @@ class TestWeightFiles:
         self.refuse(
             network, tmp_path / "wider.safetensors", r"layer4.0.bn1.weight has shape \(7,\)"
         )
+
+    @pytest.mark.filterwarnings("ignore")  # torch's own, of kinds that are on their way out
+    @pytest.mark.parametrize("kind", ["sparse", "csr", "meta", "quantised", "complex"])
+    def test_tensors_without_plain_values_are_refused(
+        self, kind: str, network: nn.Module, state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        name = next(iter(state))
+        plain = state[name]
+        state[name] = {
+            "sparse": lambda: plain.to_sparse(),
+            "csr": lambda: plain.flatten(1).to_sparse_csr(),
+            "meta": lambda: plain.to("meta"),
+            "quantised": lambda: torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),
+            "complex": lambda: plain.to(torch.complex64),
+        }[kind]()
+        torch.save(state, tmp_path / "x.pth")
+        self.refuse(network, tmp_path / "x.pth", name)
+
+    def test_every_damage_of_a_pth_file_is_a_message(
+        self, network: nn.Module, state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        rng = random.Random(0)
+        for old in (False, True):
+            torch.save(
+                {k: state[k] for k in list(state)[:4]},
+                tmp_path / "good.pth",
+                _use_new_zipfile_serialization=not old,
+            )
+            content = (tmp_path / "good.pth").read_bytes()
+            for _ in range(60):
+                damaged = bytearray(content)
+                for _ in range(rng.randrange(1, 6)):  # the head is where the names and shapes are
+                    damaged[rng.randrange(min(len(damaged), 900))] = rng.randrange(256)
+                (tmp_path / "x.pth").write_bytes(damaged)
+                with contextlib.suppress(UserError):
+                    load_weights(network, tmp_path / "x.pth")
 
     def test_damaged_and_hostile_files_are_refused(
         self, network: nn.Module, state: dict[str, Tensor], tmp_path: Path

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hemnet.errors import UserError, explain
+from hemnet.errors import UserError, explain, is_wrong_name
 from hemnet.version import __version__
 
 # Command → module with HELP, add_arguments and run.
@@ -52,7 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # the name of a file need not be text
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # notes on odd metadata of image files
     try:
         args.run(args)
     except UserError as error:
@@ -69,5 +75,5 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if reason is None:
             raise
         print(f"hemnet: {reason}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if is_wrong_name(error) else 1)
     sys.exit(0)

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
 
+MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
 Precision = Literal["float32", "bf16", "fp16"]
 
 
@@ -233,7 +234,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "optim.bias_rate": (0, 1000),
     "optim.head_rate": (0, 1000),
     "validation.overlap": (0, 0.9),
-    "validation.iterations": (1, 1000),
+    "validation.iterations": (1, MAX_ITERATIONS),
 }
 _POSITIVE = (
     *("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem"),

@@ -28,7 +28,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         named = "" if error.filename is None else f"{_shortened(str(error.filename))}: "
         return f"{named}{error.strerror}"
-    if isinstance(error, ValueError) and "null byte" in text:
+    if is_wrong_name(error):
         return "a file name contains a NUL character, which no file system allows"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in text:
         return f"a file name is not text in this system's encoding: {text}"
@@ -48,7 +48,9 @@ def explain(error: BaseException) -> str | None:
             "its own output says why; if the network failed or several machines cannot connect, "
             "see docs/distributed.md"
         )
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("t allocate memory" in text or "out of memory" in text)
+    ):
         return "not enough memory"
     return None
 
@@ -62,6 +64,13 @@ def lost_connection(error: RuntimeError) -> str | None:
     lines = re.sub(r"\[[^\]\s]*\.(?:cc|cpp|h):\d+\]\s*", "", text).strip().splitlines()
     # Gloo goes on in further sentences, which say nothing about this case.
     return _shortened(lines[0].split(". ")[0]) if lines else type(error).__name__
+
+
+def is_wrong_name(error: BaseException) -> bool:
+    """No file can be called so, which only who typed the name can change."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENAMETOOLONG
+    return isinstance(error, ValueError) and "null byte" in str(error)
 
 
 def disk_is_full(error: BaseException) -> bool:

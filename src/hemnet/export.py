@@ -9,6 +9,8 @@ model's own logits for several sizes and batches.
 from __future__ import annotations
 
 import copy
+import errno
+import io
 import json
 import os
 import tempfile
@@ -180,7 +182,9 @@ def _name_axes(graph: Any) -> None:
 
 
 def _write_torch(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:
-    torch.export.save(program, path, extra_files=texts)
+    buffer = io.BytesIO()  # on a full disk torch's own writer ends the process
+    torch.export.save(program, buffer, extra_files=texts)
+    path.write_bytes(buffer.getbuffer())
 
 
 def _write_openvino(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:
@@ -191,7 +195,13 @@ def _write_openvino(program: ExportedProgram, texts: dict[str, str], path: Path)
         converted = openvino.convert_model(Path(folder, "model.onnx"))
         for key, text in texts.items():
             converted.set_rt_info(text, [METADATA, key])
-        openvino.save_model(converted, path, compress_to_fp16=False)
+        try:
+            openvino.save_model(converted, path, compress_to_fp16=False)
+        except RuntimeError as error:
+            if "iostream" not in str(error):
+                raise
+            reason = "OpenVINO cannot write it; is the disk full?"
+            raise OSError(errno.EIO, reason, str(path)) from None
 
 
 WRITERS: dict[str, Callable[[ExportedProgram, dict[str, str], Path], None]] = {

@@ -67,7 +67,10 @@ def from_pretrained(source: str | Path, revision: str | None = None) -> Segmente
         state = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from None
-    model = Segmenter(config)
+    try:
+        model = Segmenter(config)
+    except (RuntimeError, ValueError, OverflowError) as error:  # such as a gain beyond float32
+        raise UserError(f"{folder / CONFIG} cannot be used: {error}") from None
     model.load_state_dict(state)
     return model.eval()
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
 from hemnet.nn.attention import PRESETS
 from hemnet.nn.heads import HEADS
@@ -149,6 +150,10 @@ def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
     """Options as JSON can hold them."""
     plain = {}
+    for key in ("iterations", "eval_iterations"):
+        value = options.get(key)
+        if isinstance(value, int | float) and value > MAX_ITERATIONS:
+            raise UserError(f"{key} must be a whole number from 1 to {MAX_ITERATIONS}")
     for key, value in options.items():
         if isinstance(value, Tensor):
             if value.requires_grad:

@@ -100,12 +100,14 @@ def known_keys() -> list[str]:
 
 
 def _check_file(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a pipe could be read only once
+        raise UserError(f"{path} is not a configuration file, but a folder, pipe or device")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {error}") from None
+        raise UserError(f"{path} cannot be read as YAML: {_shortened(str(error))}") from None
     if not isinstance(content, dict):
         raise UserError(
             f"{path} is not a configuration: expected sections such as model: and data:"
@@ -115,7 +117,8 @@ def _check_file(path: Path) -> None:
         if key not in sections:
             raise UserError(f"{path}: {_unknown(str(key), list(sections))}")
         if not isinstance(value, dict):
-            raise UserError(f"{path}: {key} is {value!r}, expected settings below it")
+            given = _shortened(repr(value), 80)
+            raise UserError(f"{path}: {key} is {given}, expected settings below it")
         for name in value:
             _check_key(f"{key}.{name}", f"{path}: ")
 
@@ -130,7 +133,8 @@ def _checked_flags(flags: Sequence[str]) -> Iterator[str]:
             expects_value = False
         else:
             raise UserError(
-                f"{flag!r} belongs to no flag: settings are given as --section.name value"
+                f"{_shortened(repr(flag), 80)} belongs to no flag: settings are given as "
+                "--section.name value"
             )
         yield flag
 
@@ -147,7 +151,7 @@ def _unknown(key: str, known: list[str]) -> str:
         last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1)
     ]
     hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
-    return f"{key}: there is no such setting; {hint}"
+    return f"{_shortened(key, 80)}: there is no such setting; {hint}"
 
 
 def _explain(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -48,6 +49,7 @@ def serve(app: Asgi, place: socket.socket, open_browser: bool = False) -> None:
             if open_browser:
                 threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
+    _quiet_libraries()
     # Both ways of ending it leave by this function, so that the temporary folder goes too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
@@ -55,3 +57,14 @@ def serve(app: Asgi, place: socket.socket, open_browser: bool = False) -> None:
     )
     with suppress(KeyboardInterrupt):
         Server(config).run([place])
+
+
+def _quiet_libraries() -> None:
+    """Keep out of the log what decoders in C (libtiff) print of damaged uploads; not what we do."""
+    try:
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
+    except OSError:  # started without a standard error
+        pass

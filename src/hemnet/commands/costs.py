@@ -11,12 +11,12 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hemnet.errors import UserError
+from hemnet.files import check_output, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.paper and args.model:
         raise UserError("--paper has its own models: leave out --model")
+    check_output(args.json)
     console = Console()
     if not console.is_terminal:
         console.width = 100  # a file has no width of its own
@@ -57,10 +58,7 @@ def run(args: argparse.Namespace) -> None:
     if args.paper:
         console.print(_NOTE, highlight=False, soft_wrap=True)
     if args.json:
-        try:
-            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {args.json}: {error.strerror}") from None
+        write_json(args.json, result)
 
 
 def _models(args: argparse.Namespace) -> tuple[dict[str, Any], Table]:

@@ -16,21 +16,21 @@ folder (images/ and labels/), list (a file of pairs), scenes and recall (generat
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hemnet.errors import UserError
+from hemnet.files import check_output, write_json
 
 if TYPE_CHECKING:
     from hemnet.data.check import Report
     from hemnet.data.dataset import SegmentationDataset
 
 HELP = "check, prepare and look at data sets"
+FIRST = 1_000_000  # pairs among which some are drawn
 SHOWN = 10  # problems of a kind that are printed; --json has all
 
 
@@ -112,6 +112,7 @@ def _check(args: argparse.Namespace) -> None:
     from hemnet.data.catalog import splits_present
     from hemnet.data.check import check
 
+    check_output(args.json)
     splits = [args.split] if args.split else splits_present(args.name, args.root)
     # Missing files are part of the report, unless a part is what the user has.
     with _quiet():  # the report has the notes
@@ -121,9 +122,7 @@ def _check(args: argparse.Namespace) -> None:
         report.problems = [p for p in report.problems if p.kind != "missing"]
     _print_report(report)
     if args.json:
-        scratch = args.json.with_name(f".{args.json.name}.part")
-        scratch.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-        os.replace(scratch, args.json)
+        write_json(args.json, report.as_json())
     if report.problems:
         counts = ", ".join(f"{len(found)} {kind}" for kind, found in report.by_kind().items())
         hint = " If a part is all you want: --partial." if "missing" in report.by_kind() else ""
@@ -208,11 +207,16 @@ def _show(args: argparse.Namespace) -> None:
     from hemnet.data.show import contact_sheet, save_sheet
     from hemnet.data.transforms import Augmentation
 
-    if args.count < 1 or args.tile < 16:
-        raise UserError("--count must be at least 1 and --tile at least 16.")
+    for name, low, high in (
+        ("count", 1, 200), ("tile", 16, 2000), ("columns", 1, 200), ("seed", 0, 2**63 - 1),
+    ):  # fmt: skip
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:
+            raise UserError(f"--{name} {str(value)[:30]}: expected {low} to {high}.")
+    check_output(args.out)
     split = args.split or splits_present(args.name, args.root)[0]
     dataset = _open(args, split, args.partial)
-    picks = np.random.default_rng(args.seed).permutation(len(dataset))[: args.count]
+    picks = np.random.default_rng(args.seed).permutation(min(len(dataset), FIRST))[: args.count]
     augmentation = None
     if not args.no_augmentation:
         # What is generated keeps its scale and all of its picture: a crop could cut off the lamp.

@@ -16,13 +16,12 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hemnet.commands.looking import add_looking, chosen_device, looking_options
 from hemnet.errors import UserError
+from hemnet.files import check_output, write_json
 
 if TYPE_CHECKING:
     from hemnet.data.dataset import SegmentationDataset
@@ -66,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     options = looking_options(args)
+    check_output(args.json)
     from hemnet.engine.evaluate import evaluate, guessed
     from hemnet.engine.load import RUN_MODEL, open_model
 
@@ -78,8 +78,6 @@ def run(args: argparse.Namespace) -> None:
             args.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to {args.out}: {error.strerror}") from None
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise UserError(f"cannot write {args.json}: there is no folder {args.json.parent}.")
     device, first = chosen_device(args.device)
     model.to(device)
     result = evaluate(model, dataset, options, progress=f"evaluating {dataset.info.name}")
@@ -88,12 +86,7 @@ def run(args: argparse.Namespace) -> None:
     baseline = guessed(dataset)
     _print(result, dataset, baseline)
     if args.json is not None:
-        text = json.dumps(
-            _content(args, dataset, options, result, baseline), indent=1, ensure_ascii=False
-        )
-        scratch = args.json.with_name(f".{args.json.name}.part")
-        scratch.write_text(text + "\n", encoding="utf-8")
-        os.replace(scratch, args.json)
+        write_json(args.json, _content(args, dataset, options, result, baseline))
         print(f"wrote {args.json}")
     if args.out is not None:
         _draw(model, dataset, options, result, args.out)

@@ -16,11 +16,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from hemnet.commands.looking import MAX_ITERATIONS
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
+from hemnet.files import check_output, write_json
 
 HELP = "write a model as ONNX, torch.export or OpenVINO file, checked"
 FORMATS = ("onnx", "torch", "openvino")
@@ -37,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.iterations is not None and not 1 <= args.iterations <= MAX_ITERATIONS:
         raise UserError(f"--iterations {args.iterations}: expected 1 to {MAX_ITERATIONS}.")
+    check_output(args.json)
+    check_output(args.out)
     from dataclasses import asdict
 
     from hemnet.engine.load import load_model
-    from hemnet.engine.maps import replacing
     from hemnet.export import export_model
     from hemnet.progress import progress_bar
 
@@ -55,6 +56,5 @@ def run(args: argparse.Namespace) -> None:
     if args.json is not None:
         content = {"model": args.model, "format": args.format, "file": str(args.out)}
         rows = [asdict(row) for row in found]
-        with replacing(args.json) as file:
-            file.write(json.dumps(content | {"parity": rows}, indent=1).encode() + b"\n")
+        write_json(args.json, content | {"parity": rows})
     print(f"wrote {args.out}, which agrees with the model")

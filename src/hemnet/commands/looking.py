@@ -7,6 +7,7 @@ import atexit
 import os
 from typing import TYPE_CHECKING, Any
 
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from hemnet.engine.inference import EvaluationOptions
 
 
-MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
 TIMEOUT = 1800  # seconds that a process waits for slower ones, at the end
 
 

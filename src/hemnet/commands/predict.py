@@ -25,15 +25,15 @@ examples:
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hemnet.commands.looking import add_looking, chosen_device, looking_options
 from hemnet.errors import UserError
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     large.add_argument(
         "--max-pixels",
         type=float,
-        default=500.0,
+        default=150.0,
         metavar="MP",
         help="refuse files of more megapixels, which may be made to fill the memory (%(default)g)",
     )
@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> None:
     from hemnet.engine.maps import full_palette, save_voc_archive
     from hemnet.engine.predict import CLASSES, LINES, Predictor, Writer, class_names
 
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # notes on odd metadata of a file
-    listed = sys.stdin if "-" in args.inputs else ()
+    listed = _standard_input() if "-" in args.inputs else ()
     sources = find_images([i for i in args.inputs if i != "-"], listed, leave_out=args.out)
     model = open_model(args.model, args.trust)
     if options.global_bases:
@@ -126,6 +125,12 @@ def run(args: argparse.Namespace) -> None:
         archive = ", and there is no archive for the VOC server" if args.voc_server else ""
         print(f"hemnet: {failed} images could not be predicted{archive}", file=sys.stderr)
         sys.exit(1)
+
+
+def _standard_input() -> TextIO:
+    if isinstance(sys.stdin, io.TextIOWrapper):  # names of files need not be text
+        sys.stdin.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
+    return sys.stdin
 
 
 def _options(args: argparse.Namespace) -> PredictOptions:
@@ -181,7 +186,7 @@ def _predict(predictor: Predictor, writer: Writer, sources: Sequence[Source]) ->
                 if "error" in line:
                     failed += 1
                     bar.console.print(line["error"], markup=False, highlight=False, soft_wrap=True)
-                lines[Path(line["file"])] = json.dumps(line, ensure_ascii=False)
+                lines[Path(line["file"])] = _json(line)
                 while following is not None and following.path in lines:
                     file.write(lines.pop(following.path) + "\n")
                     following = next(order, None)
@@ -191,6 +196,20 @@ def _predict(predictor: Predictor, writer: Writer, sources: Sequence[Source]) ->
             file.flush()
             os.replace(part, writer.out / LINES)
     return failed
+
+
+def _json(line: dict[str, Any]) -> str:
+    text = json.dumps(line, ensure_ascii=False)
+    # The name of a file that is not UTF-8 comes back only from \udc.. escapes.
+    return text if _is_utf8(text) else json.dumps(line)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _written(writer: Writer, items: Iterable[Prediction]) -> Iterator[dict[str, Any]]:

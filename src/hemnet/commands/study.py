@@ -19,11 +19,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hemnet.config import MAX_ITERATIONS
 from hemnet.errors import UserError
 
 if TYPE_CHECKING:
@@ -153,8 +153,9 @@ def run(args: argparse.Namespace) -> None:
     if not all(0 < eta <= 1 for eta in getattr(args, "step_sizes", ())):
         raise UserError(f"--step-sizes: expected above 0, at most 1; got {args.step_sizes}")
     given = getattr(args, "iterations", None)
-    if min(given if isinstance(given, list) else [given or 1]) < 1:
-        raise UserError(f"--iterations: expected whole numbers from 1; got {given}")
+    wanted = given if isinstance(given, list | tuple) else [given or 1]
+    if not all(1 <= number <= MAX_ITERATIONS for number in wanted):
+        raise UserError(f"--iterations: expected whole numbers, 1 to {MAX_ITERATIONS}; got {given}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -228,10 +229,6 @@ def model_and_data(
             "data with --data.name and --data.root"
         )
     return model, config, dataset
-
-
-def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def finish(out: Path, text: str, outcome: Outcome | None = None) -> None:

@@ -10,9 +10,9 @@ from hemnet.commands.study import (
     model_and_data,
     recipe_of,
     train_cells,
-    write_json,
 )
 from hemnet.errors import UserError
+from hemnet.files import write_json
 from hemnet.study.grid import collect
 
 

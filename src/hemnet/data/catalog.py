@@ -133,17 +133,9 @@ def splits_present(name: str, root: str | os.PathLike[str] | None) -> list[str]:
         return list(info.splits)
     base = _folder(name, root)
     if name == "folder":
-        return folders.folder_splits(base)
+        return folders.folder_splits(base) or [folders.ALL]  # whose reader says what is missing
     if name == "list":
-        return (
-            [base.stem]
-            if base.is_file()
-            else sorted(
-                p.stem
-                for p in base.iterdir()
-                if p.suffix in (".txt", ".csv", ".tsv") and p.name != "classes.txt"
-            )
-        )
+        return folders.list_splits(base)
     present, problem = [], None
     for split in info.splits:
         try:

@@ -17,11 +17,11 @@ from hemnet.data.labels import (
     Coding,
     Colour,
     DataError,
-    open_image,
     read_label,
     unreadable,
 )
 from hemnet.data.layouts import Pair
+from hemnet.images import open_image
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ SBD = Archive(
     "benchmark.tgz",
     "82b4d87ceb2ed10f6038a1cba92111cb",
 )
-COCO_STUFF_10K = Archive(
-    "http://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/cocostuff-10k-v1.1.zip"
+COCO_STUFF_10K = Archive(  # no checksum is published: that it is theirs, only TLS says
+    "https://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/cocostuff-10k-v1.1.zip"
 )
 
 
@@ -101,6 +101,12 @@ def _transfer(archive: Archive, part: Path, timeout: float) -> None:
         request.add_header("Range", f"bytes={have}-")
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
+            if archive.url.startswith("https:") and not answer.url.startswith("https:"):
+                raise UserError(
+                    f"{archive.url}: the server refers to {answer.url}, where anybody on the way "
+                    "could change the file. Fetch it yourself if you trust it, and save it as "
+                    f"{part.with_suffix('')}."
+                )
             if answer.headers.get_content_type() == "text/html":
                 raise UserError(
                     f"{archive.url}: the server sent a web page instead of the file. Open the "

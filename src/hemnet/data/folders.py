@@ -19,6 +19,7 @@ from hemnet.errors import UserError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
 LABEL_FOLDERS = ("labels", "label", "masks", "annotations")
+LISTS = (".txt", ".csv", ".tsv")
 ALL = "all"  # the split of a folder that has no splits
 
 
@@ -86,7 +87,7 @@ def pair_list(root: Path, split: str) -> Layout:
 
     `root` is the file itself, or a folder with SPLIT.txt, SPLIT.csv or SPLIT.tsv.
     """
-    choices = [root / f"{split}{end}" for end in (".txt", ".csv", ".tsv")]
+    choices = [root / f"{split}{end}" for end in LISTS]
     path = root if root.is_file() else next((p for p in choices if p.is_file()), None)
     if path is None:
         raise UserError(
@@ -101,22 +102,35 @@ def pair_list(root: Path, split: str) -> Layout:
                 f"tab or a space; found {' '.join(row)!r}."
             )
         image, label = (path.parent / cell for cell in row[:2])
-        pairs.append(Pair(Path(row[0]).with_suffix("").as_posix(), image, label))
+        name = Path(row[0])
+        if not name.name:
+            raise UserError(f"{path}, line {number}: {row[0]!r} is no image file.")
+        pairs.append(Pair(name.with_suffix("").as_posix(), image, label))
     return Layout(pairs, fix=f"Correct the paths in {path}.")
 
 
+def list_splits(root: Path) -> list[str]:
+    """The lists in a folder by name; that of a file alone."""
+    if not root.is_dir():
+        return [root.stem]
+    found = [p for p in root.iterdir() if p.suffix in LISTS and p.name != "classes.txt"]
+    if not found:
+        raise UserError(f"{root}: no list of pairs here, such as train.txt or val.csv.")
+    return sorted(path.stem for path in found)
+
+
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file; expected lines `image label`.") from None
+    lines = read_lines(path)
     text = [line for line in lines if line.strip() and not line.startswith("#")]
     comma, tab = (bool(text) and all(mark in line for line in text) for mark in (",", "\t"))
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        cells = line.split("\t") if tab else next(csv.reader([line])) if comma else line.split()
+        try:
+            cells = line.split("\t") if tab else next(csv.reader([line])) if comma else line.split()
+        except csv.Error as error:
+            raise UserError(f"{path}, line {number}: {error}.") from None
         rows.append((number, [cell.strip() for cell in cells]))
     header = rows and Path(rows[0][1][0]).suffix.lower() not in IMAGE_EXTENSIONS
     return rows[1:] if header and rows[0][1][0].lower() in ("image", "images", "img") else rows

@@ -13,18 +13,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from hemnet.errors import UserError
+from hemnet.images import open_image
 
 VOID = 255
 MAX_CLASSES = 255  # ids 0 … 254; 255 is void
 
 Colour = tuple[int, int, int]
 Mask = NDArray[np.uint8]
-
-# The decoders that may see a data set's files: Pillow has many more, less tested ones.
-FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "PPM", "GIF")
 
 
 class DataError(UserError):
@@ -158,13 +155,6 @@ def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
         raise unreadable(path, error) from None
-
-
-def open_image(path: Path) -> Image.Image:
-    """An image file of a kind that data sets may have, its pixels not read yet."""
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path}: not a file but a folder, pipe or device. Remove it.")
-    return Image.open(path, formats=FORMATS)
 
 
 def unreadable(path: Path, error: Exception) -> DataError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,36 @@ def convert(
     todo = [(source, target) for source, target in jobs if not target.exists()]
     for folder in {target.parent for _, target in todo}:
         folder.mkdir(parents=True, exist_ok=True)
+    if not todo:
+        return 0
     count = workers if workers is not None else min(8, os.cpu_count() or 1)
-    if count <= 1 or len(todo) < 32:
-        for job in track(todo, text, len(todo)):
-            task(job)
-        return len(todo)
-    with ProcessPoolExecutor(count) as pool:
+    # Not in this process even when there are few: scipy does not survive every damaged file.
+    with ProcessPoolExecutor(max(1, min(count, len(todo) // 8))) as pool:
         try:
             for _ in track(pool.map(task, todo, chunksize=8), text, len(todo)):
                 pass
+        except BrokenProcessPool:
+            _name_the_damaged(task, todo)
+            raise
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return len(todo)
+
+
+def _name_the_damaged(
+    task: Callable[[tuple[Path, Path]], None], todo: Sequence[tuple[Path, Path]]
+) -> None:
+    """Which file ended the process that converted it."""
+    with ProcessPoolExecutor(1) as pool:
+        for job in todo:
+            if not job[1].exists():
+                try:
+                    pool.submit(task, job).result()
+                except BrokenProcessPool:
+                    raise DataError(
+                        f"{job[0]}: so damaged that reading it ends the process. Restore the file."
+                    ) from None
 
 
 def _sbd_label(job: tuple[Path, Path]) -> None:

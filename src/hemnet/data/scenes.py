@@ -66,6 +66,9 @@ class Thing:
     tint: tuple[float, float, float]
 
 
+LARGEST, MOST = 4096, 100_000_000  # pixels of a side, scenes
+
+
 @dataclass(frozen=True)
 class Scene:
     """Where everything stands; in pixels. Later things cover earlier ones."""
@@ -96,8 +99,10 @@ class Scenes(SegmentationDataset):
         height, width = (size, size) if isinstance(size, int) else size
         if min(height, width) < 32:
             raise UserError(f"scenes of {height}×{width}: expected at least 32 pixels each way.")
-        if length is not None and length < 1:
-            raise UserError(f"{length} scenes: expected at least 1.")
+        if max(height, width) > LARGEST:
+            raise UserError(f"scenes of more than {LARGEST} pixels a side: expected up to that.")
+        if length is not None and not 1 <= length <= MOST:
+            raise UserError(f"{str(length)[:30]} scenes: expected at least 1, at most {MOST:,}.")
         if seed < 0:
             raise UserError(f"seed {seed} of the scenes: expected 0 or more.")
         self.split, self.size, self.seed = split, (height, width), seed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torchvision import tv_tensors
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import VOID, Colour
 from hemnet.data.transforms import Augmentation, drawing, training_transform
+from hemnet.files import replacing
 
 INK, PAPER, VOID_COLOUR = (40, 40, 46), (255, 255, 255), (236, 236, 232)
 GAP, LINE = 6, 22
@@ -143,10 +143,5 @@ def _text(pen: ImageDraw.ImageDraw, place: tuple[int, int], text: str, width: in
 
 
 def save_sheet(sheet: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.part")
-    try:
-        sheet.save(scratch, format="JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(path) as file:
+        sheet.save(file, format="JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG")

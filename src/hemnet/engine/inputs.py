@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from hemnet.errors import UserError
 # Of files in folders; a file that is named itself is tried whatever it is called.
 SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SUFFIXES |= {".jp2", ".ppm", ".pgm", ".pnm", ".avif"}
+LONGEST = 200  # bytes of a result's name; file systems take 255, of which a .part needs some
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,13 @@ def find_images(
     for line in listed:
         text = line.strip("\r\n")
         if text.strip():
-            path = Path(text)
-            found.setdefault(Path(os.path.abspath(path)), path.name)
+            absolute = Path(os.path.abspath(text))
+            found.setdefault(absolute, absolute.name)
     if not found:
         raise UserError("no images: give files, folders, patterns, or - and a list on stdin.")
     paths = list(found)
     return [
-        Source(_shown(path), name)
+        Source(_shown(path), _short(name))
         for path, name in zip(paths, unique_names(paths, list(found.values())), strict=True)
     ]
 
@@ -78,7 +80,19 @@ def unique_names(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 
 def _bare(name: str) -> str:
-    return str(PurePosixPath(name).with_suffix(""))
+    path = PurePosixPath(name)
+    return str(path.with_suffix("")) if path.name else "image"  # of a folder such as /
+
+
+def _short(name: str) -> str:
+    """A name whose last part leaves room for suffixes; what is cut off counts in a checksum."""
+    folder, slash, last = name.rpartition("/")
+    content = os.fsencode(last)
+    if len(content) <= LONGEST:
+        return name
+    check = hashlib.blake2b(content, digest_size=8).hexdigest()
+    start = content[: LONGEST - 17].decode(errors="ignore")  # no part of a character
+    return f"{folder}{slash}{start}-{check}"
 
 
 def _below_common(paths: Sequence[Path]) -> list[str]:

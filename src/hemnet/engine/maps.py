@@ -6,12 +6,9 @@ Every file is written beside its place and renamed, so that a name always means 
 from __future__ import annotations
 
 import io
-import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -19,25 +16,12 @@ from PIL import Image
 from hemnet.data.classes import colour_map
 from hemnet.data.labels import Colour
 from hemnet.engine.windows import Classes
+from hemnet.files import replacing
 
 STRENGTH = 0.55  # of the colours in an overlay
 STRIP = 512  # rows of an overlay made at a time
 JPEG_SIDE = 65500  # the format ends here
 VOC_FOLDER = "results/VOC2012/Segmentation/{}_test_cls"
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete, and not at all after an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def full_palette(palette: Sequence[Colour] | None) -> tuple[Colour, ...]:

@@ -7,6 +7,7 @@ predicted gives a line with its error, and the rest goes on.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import time
 from collections import deque
@@ -31,7 +32,8 @@ from hemnet.engine.inputs import Source
 from hemnet.engine.maps import JPEG_SIDE, save_classes, save_overlay
 from hemnet.engine.windows import Classes, smallest_type, window_grid, windowed_classes
 from hemnet.errors import UserError
-from hemnet.nn.picture import MAX_PIXELS, open_picture, rgb
+from hemnet.images import MAX_PIXELS
+from hemnet.nn.picture import open_picture, rgb
 
 WHOLE = 4_000_000  # pixels of an image that is still seen at once where no window is asked for
 WINDOW = 769  # side of the windows of larger images
@@ -209,6 +211,16 @@ class Writer:
 
     def write(self, item: Prediction) -> dict[str, Any]:
         """The line of a prediction, once its files are there."""
+        try:
+            return self._write(item)
+        except OSError as error:
+            if error.errno not in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
+                raise
+            # Of this file alone: its name with the output folder's, or in its file system.
+            reason = f"{item.source.path}: its results cannot be written: {error.strerror}"
+            return self._write(Prediction(item.source, error=reason))
+
+    def _write(self, item: Prediction) -> dict[str, Any]:
         line: dict[str, Any] = {"file": item.source.path.as_posix()}
         if item.classes is None or item.picture is None:
             return line | {"error": item.error}

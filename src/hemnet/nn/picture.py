@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from hemnet.errors import UserError
+from hemnet.images import KINDS, MAX_PIXELS, open_image
 
-MAX_PIXELS = 500_000_000  # of a file that is opened without being asked twice: 22,360 × 22,360
-
-_opening = threading.Lock()
+_EXPECTED = "an image array is H,W or H,W,3 or H,W,4, of bytes or of floats from 0 to 1"
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -45,22 +43,12 @@ def read_picture(image: str | Path | Image.Image | NDArray[Any]) -> NDArray[np.u
 
 @contextmanager
 def open_picture(path: str | Path, max_pixels: float = MAX_PIXELS) -> Iterator[Image.Image]:
-    """A file whose head is read and whose pixels are not yet, unless it has too many of them."""
-    with _opening:  # the limit is global; ours, below, speaks of what the user can do
-        pillows, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    """A file whose head is read and whose pixels are not yet, unless it is refused."""
+    with ExitStack() as stack:
         try:
-            file = Image.open(path)
+            file = stack.enter_context(open_image(path, max_pixels))
         except Exception as error:  # plugins raise whatever a damaged head makes them stumble over
             raise UserError(_unreadable(path, error)) from None
-        finally:
-            Image.MAX_IMAGE_PIXELS = pillows
-    with file:
-        if file.width * file.height > max_pixels:
-            raise UserError(
-                f"cannot read the image {path}: {file.width}×{file.height} pixels are more than "
-                f"the limit of {max_pixels:,.0f}, which guards against files made to fill the "
-                "memory. If you trust it, raise the limit (--max-pixels)."
-            )
         yield file
 
 
@@ -79,7 +67,7 @@ def rgb(file: Image.Image, path: str | Path, upright: bool = True) -> Image.Imag
 
 def _unreadable(path: str | Path, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return f"cannot read the image {path}: it is no picture, or of an unknown kind"
+        return f"cannot read the image {path}: it is no picture, or none in {KINDS}"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return f"cannot read the image {path}: {text}"
 
@@ -95,7 +83,8 @@ def _converted(image: Image.Image, upright: bool = True) -> Image.Image:
             values = np.clip(values, 0, 65535)
         return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        return Image.fromarray(_from_array(np.asarray(image)))
+        grey = _bytes(np.asarray(image))
+        return Image.fromarray(grey).convert("RGB")
     if image.mode == "RGB":
         return image
     if image.mode == "P" and "transparency" in image.info:
@@ -111,16 +100,20 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _from_array(array: NDArray[Any]) -> NDArray[np.uint8]:
-    expected = "an image array is H,W or H,W,3 or H,W,4, of bytes or of floats from 0 to 1"
     if array.ndim == 2:
         array = np.repeat(array[..., None], 3, 2)
     if array.ndim != 3 or array.shape[2] not in (3, 4) or 0 in array.shape:
-        raise ValueError(f"{expected}; this one has shape {array.shape}")
-    array = array[..., :3]
+        raise ValueError(f"{_EXPECTED}; this one has shape {array.shape}")
+    return _bytes(array[..., :3])
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     if np.issubdtype(array.dtype, np.floating):
-        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
-            raise ValueError(f"{expected}; this one has values outside")
-        return np.round(array * 255).astype(np.uint8)
+        low, high = array.min(), array.max()  # not a number where one of the values is not
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"{_EXPECTED}; this one has values outside")
+        scaled = array * 255
+        return np.round(scaled, out=scaled).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise ValueError(f"{expected}; this one is of {array.dtype}")
+        raise ValueError(f"{_EXPECTED}; this one is of {array.dtype}")
     return np.ascontiguousarray(array)

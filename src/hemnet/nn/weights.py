@@ -10,13 +10,14 @@ import json
 import logging
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from hemnet.errors import UserError
@@ -70,7 +71,7 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
                 f"{tuple(state[name].shape)}, {tuple(target[key].shape)} is needed. "
                 "Was it made for another network?"
             )
-        if not torch.isfinite(state[name]).all():
+        if state[name].is_complex() or not torch.isfinite(state[name].float()).all():
             raise UserError(f"{path} is damaged: {name} holds values that are not finite")
     used = set(source.values())
     report = WeightsReport(
@@ -98,13 +99,17 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             with safe_open(path, "pt") as file:
                 state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
                 return state, dict(file.metadata() or {})
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # on kinds of tensors that are refused below
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} is refused: it is damaged or holds Python objects besides tensors, which "
             "could run code. Save the state dict alone, best as .safetensors"
         ) from None
-    except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle can make torch stumble over anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"{path} cannot be read, it is damaged or of another kind: {reason}"
@@ -117,7 +122,33 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     state = {str(k): v for k, v in content.items() if isinstance(v, Tensor)}
     if not state:
         raise UserError(f"{path} holds no tensors by name")
+    for name, tensor in state.items():
+        kind = _unusable(tensor)
+        if kind is not None:
+            raise UserError(
+                f"{path} cannot be used: {name} is a {kind} tensor. Save ordinary ones, such as "
+                "tensor.dequantize() or tensor.to_dense() give"
+            )
     return state, {}
+
+
+def _unusable(tensor: Tensor) -> str | None:
+    """What makes a tensor's values impossible to take over, in a word."""
+    if tensor.is_meta:
+        return "meta (without values)"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return "sparse"
+    # A damaged file can give it a shape that reaches beyond its storage.
+    last = tensor.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    if tensor.numel() and (last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return "damaged"
+    return None
 
 
 def _match(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -21,6 +20,7 @@ from hemnet.engine.metrics import Evaluation, ImageScore
 from hemnet.engine.pictures import Example, examples
 from hemnet.engine.runlog import is_metrics
 from hemnet.errors import UserError
+from hemnet.files import read_object, replacing
 from hemnet.nn.segmenter import Segmenter
 from hemnet.study.unit import UnitTrace, spread_out, trace_unit
 
@@ -66,9 +66,8 @@ def write_report(
     gathered = gather(Path(run), dataset, evaluation, torch.device(device))
     body = "\n".join(section(gathered) for section in SECTIONS)
     path = gathered.folder / REPORT
-    scratch = path.with_name(f".{REPORT}.part")
-    scratch.write_text(_page(f"{gathered.folder.name} · hemnet", body), encoding="utf-8")
-    os.replace(scratch, path)
+    with replacing(path) as file:
+        file.write(_page(f"{gathered.folder.name} · hemnet", body).encode())
     return path
 
 
@@ -94,7 +93,7 @@ def gather(
         folder=folder,
         model=model,
         dataset=dataset,
-        environment=_read_json(folder / "environment.json"),
+        environment=read_object(folder / "environment.json"),
         training=[line for line in lines if line["kind"] == "train"],
         validation=validation,
         scores=scores,
@@ -144,14 +143,6 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             raise UserError(f"{path} is damaged in line {number + 1}: it is not JSON.") from None
     return [line for line in lines if is_metrics(line)]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _page(title: str, body: str) -> str:

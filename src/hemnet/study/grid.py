@@ -24,6 +24,7 @@ from hemnet.data.dataset import Info, SegmentationDataset
 from hemnet.engine.checkpoint import write_atomically
 from hemnet.engine.stop import StopSignals
 from hemnet.errors import UserError
+from hemnet.files import read_object
 from hemnet.progress import progress_bar
 from hemnet.study.features import shared_store
 
@@ -113,11 +114,7 @@ def finished(out: Path, name: str) -> bool:
 
 
 def read_result(run: Path) -> dict[str, Any] | None:
-    try:
-        content: dict[str, Any] = json.loads((run / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content
+    return read_object(run / RESULT) or None
 
 
 def collect(cells: Sequence[Cell], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:

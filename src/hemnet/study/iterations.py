@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from hemnet.engine.inference import EvaluationOptions
 from hemnet.engine.load import load_model
 from hemnet.engine.metrics import subset_miou
 from hemnet.errors import UserError
+from hemnet.files import read_object, write_json
 from hemnet.nn.attention import EMAttention
 from hemnet.study import paper
 from hemnet.study.grid import read_result
@@ -86,7 +86,7 @@ def evaluate_all(
 ) -> list[dict[str, Any]]:
     """mIoU of every model at every number of iterations; what is in `out` is not done again."""
     kept = out / EVALUATIONS
-    done: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    done = read_object(kept)
     rows = []
     for model in models:
         missing = [t for t in iterations if _key(model, dataset, t) not in done]
@@ -101,7 +101,7 @@ def evaluate_all(
                 "miou": found.miou,
                 "context_miou": subset_miou(found, context) if context else None,
             }
-            kept.write_text(json.dumps(done, indent=1))
+            write_json(kept, done)
         rows += [
             {
                 "model": str(model.path),

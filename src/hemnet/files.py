@@ -1,0 +1,59 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from hemnet.errors import UserError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is complete, and not at all after an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode(errors="backslashreplace"))  # the name of a file need not be text
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """What was written as a JSON object; empty where there is none, or a damaged one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse what cannot be written, before the work whose result it would hold."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder. Give the name of a file")
+        if path.exists() and not path.is_file():
+            return  # such as /dev/stdout
+        place = next(p for p in path.absolute().parents if p.exists())
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)[:200]}: {error.strerror}") from None
+    if not place.is_dir():
+        raise UserError(f"cannot write {path}: {place} is no folder")
+    if not os.access(place, os.W_OK):
+        raise UserError(f"cannot write {path}: no right to write into {place}")
