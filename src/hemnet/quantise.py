@@ -8,9 +8,11 @@ hold. Which nodes these are is known from the modules that they come from.
 from __future__ import annotations
 
 import ast
+import io
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -160,12 +162,9 @@ def quantise(
         judge: a file's quality in percent; layers return to float32 until at most `tolerance` of
             it is lost.
     """
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # looks for CUDA
     import nncf
     import onnx
-    from nncf.quantization.advanced_parameters import (
-        AdvancedQuantizationParameters,
-        QuantizationParameters,
-    )
 
     nncf.set_log_level(logging.ERROR)
     model = onnx.load(path)
@@ -176,13 +175,10 @@ def quantise(
         "preset": nncf.QuantizationPreset.PERFORMANCE if signed else nncf.QuantizationPreset.MIXED,
         "ignored_scope": nncf.IgnoredScope(names=list(ignored), validate=False),
     }
-    advanced = AdvancedQuantizationParameters()
-    if signed:
-        advanced.activations_quantization_params = QuantizationParameters(signedness_to_force=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # its bars and advice
         warnings.simplefilter("ignore")
         if judge is None:
-            made = nncf.quantize(model, feeds, advanced_parameters=advanced, **settings)
+            made = nncf.quantize(model, feeds, **settings)
         else:
 
             def score(candidate: Any, _: Any) -> tuple[float, None]:
@@ -196,10 +192,37 @@ def quantise(
                 feeds,
                 score,
                 max_drop=tolerance,
-                advanced_quantization_parameters=advanced,
                 **settings,
             )
+    if signed:
+        _sign(made)
     onnx.save(made, path)
+
+
+def _sign(model: Any) -> None:
+    """Quantises to −127 … 127 what NNCF quantises to 0 … 255, with the same range."""
+    from onnx import TensorProto, numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    scales: set[str] = set()
+    zeros: set[str] = set()
+    outputs: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            values = numpy_helper.to_array(tensors[node.input[2]])
+            if values.dtype == np.uint8 and not values.any():
+                scales.add(node.input[1])
+                zeros.add(node.input[2])
+                outputs.update(node.output if node.op_type == "QuantizeLinear" else ())
+    for name in scales:
+        values = numpy_helper.to_array(tensors[name]) * np.float32(255 / 127)
+        tensors[name].CopyFrom(numpy_helper.from_array(values, name))
+    for name in zeros:
+        shape = tuple(tensors[name].dims)
+        tensors[name].CopyFrom(numpy_helper.from_array(np.zeros(shape, np.int8), name))
+    for value in model.graph.value_info:
+        if value.name in outputs:
+            value.type.tensor_type.elem_type = TensorProto.INT8
 
 
 def set_metadata(path: Path, texts: dict[str, str]) -> None:
