@@ -14,7 +14,7 @@ from torch import nn
 import hemnet
 import tiny_data
 from hemnet.engine.calibration import calibration_data
-from hemnet.engine.exported import ExportedModel
+from hemnet.engine.exported import ExportedModel, _openvino_core
 from hemnet.errors import UserError
 from hemnet.export import export_as
 from hemnet.quantise import Calibration, Loss, float_nodes, measure, refuse_above
@@ -104,9 +104,7 @@ class TestInt8:
 
     @pytest.mark.parametrize("int8", ["openvino"], indirect=True)
     def test_openvino_computes_in_int8(self, int8: Path) -> None:
-        import openvino
-
-        compiled = openvino.Core().compile_model(int8, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = _openvino_core().compile_model(int8, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         kinds: dict[str, set[str]] = {}
         for node in compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()
