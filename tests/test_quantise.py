@@ -127,6 +127,10 @@ class TestInt8:
         assert "--keep-float" in error
         assert "--accurate" in error
         assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+        report = tmp_path / "a.json"
+        out = ("--tolerance", "1", "--out", str(tmp_path / "a.onnx"), "--json", str(report))
+        assert run("export", str(source), *flags, *out, "--accurate") == 0
+        assert json.loads(report.read_text())["loss"]["after"] >= 99
 
 
 def node(kind: str, module: str, name: str) -> Any:

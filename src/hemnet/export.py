@@ -147,7 +147,7 @@ def export_as(
                 file = ExportedModel(scratch, trust=True)
                 found = Exported(check_parity(model, file, HALF_TOLERANCES[precision]))
             # OpenVINO's weights before the file that names them.
-            for part in sorted(Path(folder).glob(f"{path.stem}.*"), reverse=True):
+            for part in sorted(Path(folder).iterdir(), reverse=True):
                 os.replace(part, path.parent / part.name)
     except (UserError, OSError):
         raise
@@ -183,8 +183,8 @@ class _Quantisation:
 
     def write(self, kind: str, texts: dict[str, str], path: Path) -> Loss:
         """The int8 file, with what it loses in its metadata; raises where that is too much."""
-        with tempfile.TemporaryDirectory() as folder:
-            onnx_file = Path(folder, "model.onnx")
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            onnx_file, probe = Path(folder, "model.onnx"), Path(folder, "probe.xml")
             made = make_onnx(trace(self.fused, modules=True))
             ignored = quantise.float_nodes(
                 made.model.graph.all_nodes(), self.fused, self.keep_float
@@ -193,10 +193,9 @@ class _Quantisation:
             judge = self._judge if self.accurate else None
             signed = kind == "onnx"  # OpenVINO makes use of the finer grid
             quantise.quantise(onnx_file, ignored, self.data, signed, judge, self.tolerance)
-            file = ExportedModel(onnx_file)
-            if kind == "openvino":
-                _openvino_from(onnx_file, texts, path)
-                file = ExportedModel(path)
+            if kind == "openvino":  # not the file itself: its weights are mapped into memory
+                _openvino_from(onnx_file, texts, probe)
+            file = ExportedModel(probe if kind == "openvino" else onnx_file)
             quantise.check_runs(self.model, file, SIZES)
             loss = quantise.measure(self.model, file, self.data)
             quantise.refuse_above(loss, self.tolerance, self.accurate)
