@@ -16,7 +16,7 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'hemnet needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data,export,app]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,data,export,nncf,app]"
 	$(BIN)/python -c "import pathlib; pathlib.Path('$(READY)').touch()"
 
 # Threads that wait without spinning: many times faster when other programs use the cores too.

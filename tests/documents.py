@@ -63,6 +63,7 @@ NOT_RUN = {
     "hemnet data prepare": "wants archives of gigabytes; test_data_prepare.py converts small ones",
     "hemnet costs --model": "seconds of counting; test_costs.py does it with small networks",
     "hemnet costs --paper": "seconds of counting; test_costs.py compares every figure of it",
+    "hemnet convert": "wants published weights of 200 MB; test_convert.py converts random ones",
     "hemnet app": "a server; its own tests start one",
     "python benchmarks/": "minutes to hours; each flag must be one that the script knows",
     "python tests/kills.py": "minutes of kills; test_checkpoint.py does some of them",

@@ -227,7 +227,7 @@ class TestCreateModel:
             ({"num_classes": True}, "num_classes must be a whole number"),
             ({"channels": 3.5}, "channels must be a whole number"),
             ({"name": "fcn", "channels": 64}, "no channels to choose"),
-            ({"stepsize": 1}, "no option 'stepsize'; its options are channels, dropout, bases"),
+            ({"stepsize": 1}, "no option 'stepsize'; its options are channels, dropout, mixed"),
             ({"step_size": 3}, "step_size"),
             ({"iterations": 0}, "iterations"),
             ({"dropout": 1.5}, "dropout must be in"),

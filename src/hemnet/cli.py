@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": "hemnet.commands.evaluate",
     "predict": "hemnet.commands.predict",
     "export": "hemnet.commands.export",
+    "convert": "hemnet.commands.convert",
     "costs": "hemnet.commands.costs",
     "data": "hemnet.commands.data",
     "study": "hemnet.commands.study",

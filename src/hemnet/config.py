@@ -30,6 +30,7 @@ class NetworkConfig:
         start: a run or a saved model whose weights the whole network begins with
         multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
         resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
+        align_corners: false for weights trained with up-sampling of that kind, as mmsegmentation's
         options: of the head, such as iterations, step_size, variance or dropout
         freeze_stages: how many of the backbone's stages, stem included, are not trained
         freeze_norm: batch norms keep their statistics, scales and shifts
@@ -44,6 +45,7 @@ class NetworkConfig:
     start: str | None = None
     multi_grid: Literal["auto"] | list[int] | None = "auto"
     resnet_v1: bool = False
+    align_corners: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     freeze_stages: int = 0
     freeze_norm: bool = False

@@ -114,6 +114,7 @@ def parse_config(text: str, path: Path) -> ModelConfig:
     if content.pop("format") != FORMAT:
         raise UserError(f"{path} was written by a newer hemnet than {__version__}: update hemnet")
     content.pop("hemnet_version", None)
+    content.setdefault("align_corners", True)  # as before there was a choice
     known = {field.name for field in fields(ModelConfig)}
     if content.keys() != known:
         wrong = sorted(content.keys() ^ known)

@@ -33,6 +33,7 @@ def create_model(
     *,
     multi_grid: Sequence[int] | Literal["auto"] | None = "auto",
     resnet_v1: bool = False,
+    align_corners: bool = True,
     auxiliary: bool = False,
     classes: Sequence[str] | None = None,
     palette: Sequence[Sequence[int]] | None = None,
@@ -52,6 +53,8 @@ def create_model(
             `.safetensors` or `.pth` file with timm's or torchvision's names.
         multi_grid: dilation rates of a ResNet's last stage; "auto" is 1, 2, 4 for `resnet*s`.
         resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so.
+        align_corners: False for weights trained with up-sampling of that kind, as most of
+            mmsegmentation's: a feature is the middle of a cell, not its first pixel.
         auxiliary: add an auxiliary head, for a training loss.
         classes: names of the classes, saved with the model.
         palette: RGB colours of the classes, saved with the model.
@@ -74,6 +77,7 @@ def create_model(
         channels=channels,
         multi_grid=multi_grid,
         resnet_v1=resnet_v1,
+        align_corners=align_corners,
         auxiliary=auxiliary,
         classes=classes,
         palette=palette,
@@ -104,7 +108,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         raise UserError(f"model {name!r} has no channels to choose: it is a plain classifier")
     channels = channels if channels is not None else has_width
     multi_grid = fields.pop("multi_grid")
-    for flag in ("resnet_v1", "auxiliary"):
+    for flag in ("resnet_v1", "align_corners", "auxiliary"):
         if not isinstance(fields[flag], bool):
             raise UserError(f"{flag} must be true or false, not {fields[flag]!r}")
     return ModelConfig(

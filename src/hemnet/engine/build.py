@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -63,22 +64,24 @@ def settle(config: TrainConfig) -> TrainConfig:
 def build_model(config: TrainConfig, info: Info) -> Segmenter:
     """The network as it is before the first step, with what is frozen frozen."""
     torch.manual_seed(config.run.seed)
+    start = config.model.start
     model = create_model(
         config.model.name,
         len(info.classes),
         config.model.backbone,
         config.model.output_stride,
         config.model.channels,
-        config.model.weights,
+        config.model.weights if start is None else None,  # it has a whole backbone
         multi_grid=config.model.multi_grid,
         resnet_v1=config.model.resnet_v1,
+        align_corners=config.model.align_corners,
         auxiliary=config.loss.auxiliary > 0,
         classes=info.classes,
         palette=info.palette,
         **config.model.options,
     )
-    if config.model.start is not None:
-        start_from(model, config.model.start)
+    if start is not None:
+        start_from(model, start)
     model.train()
     freeze_stages(model, config.model.freeze_stages)
     if config.model.freeze_norm:
@@ -92,6 +95,15 @@ def start_from(model: Segmenter, source: str) -> None:
     """Take over the weights of a trained model; layers for other classes start anew."""
     inside = Path(source) / "model"
     other = from_pretrained(inside if inside.is_dir() else source)
+    for name in ("align_corners", "resnet_v1", "multi_grid"):
+        mine, wanted = getattr(model.config, name), getattr(other.config, name)
+        if mine != wanted:  # the weights would fit a network that they were not trained for
+            raise UserError(
+                f"model.start {source} was trained with model.{name} {_text(wanted)}, this model "
+                f"has {_text(mine)}. Set model.{name} to the same"
+            )
+    # Its weights know images in its own normalisation.
+    model.config = replace(model.config, mean=other.config.mean, std=other.config.std)
     ours, theirs = model.state_dict(), other.state_dict()
     taken = {k: v for k, v in theirs.items() if k in ours and ours[k].shape == v.shape}
     left = [k for k in ours if k not in taken]
@@ -110,6 +122,14 @@ def start_from(model: Segmenter, source: str) -> None:
     log.info("%d of %d tensors start from %s", len(taken), len(ours), source)
     if left:
         log.warning("not in %s, so these start anew: %s", source, ", ".join(left[:6]))
+    unused = [k for k in theirs if k not in ours and not k.startswith("auxiliary.")]
+    if unused:
+        log.warning("this model has no place for some of %s: %s", source, ", ".join(unused[:6]))
+
+
+def _text(value: object) -> str:
+    """As a configuration says it."""
+    return json.dumps(value)
 
 
 def _gain_rates(model: Segmenter) -> dict[str, float]:

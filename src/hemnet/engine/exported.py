@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ METADATA = "hemnet"  # under this key travels the whole configuration
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "openvino": ".xml"}
 _PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _PACKAGES["openvino"] = ("onnx", "onnxscript", "openvino")
+_PACKAGES["int8"] = ("nncf",)
 _RUNTIME = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 Run = Callable[[Tensor], Tensor]
@@ -56,6 +58,7 @@ class ExportedModel(nn.Module):
             raise UserError(f"{path} was not written by `hemnet export`: it has no metadata.")
         self.path = path
         self.config = parse_config(texts[METADATA], path)
+        self.precision = str(json.loads(texts.get("precision", '"fp32"')))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self._run(images.detach().cpu().float())
@@ -74,8 +77,8 @@ def needs(kind: str, running: bool = False) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"format {kind} needs {' and '.join(missing)}: install the extra packages with "
-            "pip install 'hemnet-torch[export]'."
+            f"{kind} needs {' and '.join(missing)}: install the extra packages with "
+            f"pip install 'hemnet-torch[{'nncf' if kind == 'int8' else 'export'}]'."
         )
 
 
@@ -97,15 +100,14 @@ def _load_onnx(path: Path) -> tuple[Run, dict[str, str]]:
 
 
 def _load_torch(path: Path) -> tuple[Run, dict[str, str]]:
-    files: dict[str, Any] = {METADATA: ""}
+    files: dict[str, Any] = {METADATA: "", "precision": '"fp32"'}
     program = torch.export.load(path, extra_files=files)
-    text = files[METADATA]
     try:  # the guards refuse sizes that a compiler would treat differently; these results are right
         module = program.module(check_guards=False)
     except TypeError:  # torch before 2.9 has none
         module = program.module()
-    texts = {METADATA: text.decode() if isinstance(text, bytes) else str(text)}
-    return module.__call__, texts if text else {}
+    texts = {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in files.items()}
+    return module.__call__, texts if texts[METADATA] else {}
 
 
 @functools.cache
@@ -129,8 +131,9 @@ def _load_openvino(path: Path) -> tuple[Run, dict[str, str]]:
         core = _openvino_core()
     model = core.read_model(path)
     texts = {}
-    if model.has_rt_info([METADATA, METADATA]):
-        texts[METADATA] = str(model.get_rt_info([METADATA, METADATA]).value)
+    for key in (METADATA, "precision"):
+        if model.has_rt_info([METADATA, key]):
+            texts[key] = str(model.get_rt_info([METADATA, key]).value)
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",  # some processors would choose half precision
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),

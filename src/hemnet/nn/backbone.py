@@ -57,6 +57,10 @@ class Backbone(nn.Module):
     `multi_grid` multiplies the dilations of the blocks of a ResNet's last stage ("auto": 1, 2, 4
     for the paper's `resnet*s`). `resnet_v1` moves each stage's stride from the 3×3 to the first
     1×1 convolution, as in the first ResNet paper and in weights that were trained so.
+
+    `align_corners=False` reads features as a network does that was trained with up-sampling of
+    that kind: each as the middle of a cell of s_i×s_i pixels, offset (s_i − 1)/2, on images
+    padded to a multiple of s.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Backbone(nn.Module):
         multi_grid: Sequence[int] | Literal["auto"] | None = "auto",
         resnet_v1: bool = False,
         pretrained: bool = False,
+        align_corners: bool = True,
     ) -> None:
         super().__init__()
         _check_name(name)
@@ -95,6 +100,7 @@ class Backbone(nn.Module):
         self._reductions: list[int] = list(network.feature_info.reduction())
         self._coarsest = max(*self._reductions, output_stride)
         self._extra, self._pad_to, self._least = 1, self._coarsest, 1
+        self.align_corners = align_corners
         self.pads = True  # False: images as they are, to count a network as its paper does
         self.channels, self.strides, self.offsets = self._probe()
 
@@ -199,12 +205,13 @@ class Backbone(nn.Module):
         averages = any(
             isinstance(m, nn.AvgPool2d) and m.stride != 1 for m in self.network.modules()
         )
-        for extra, pad_to, least in (
+        choices = (
             (1, coarsest, coarsest + 1 if averages else 1),
             (1, coarsest, coarsest + 1),
             (0, coarsest, 1),
             (0, 2 * coarsest, 1),
-        ):
+        )
+        for extra, pad_to, least in choices[0 if self.align_corners else 2 :]:
             self._extra, self._pad_to, self._least = extra, pad_to, least
             calls: list[Layer] = []
             try:
@@ -223,7 +230,10 @@ class Backbone(nn.Module):
             ]
             shapes = [[tuple(f.shape[-2:]) for f in found] for found in outputs]
             if shapes == expected and strides[-1] == asked:
-                found = offsets(calls, rows, strides, patches=not extra)
+                if self.align_corners:
+                    found = offsets(calls, rows, strides, patches=not extra)
+                else:
+                    found = [(stride - 1) / 2 for stride in strides]
                 return [f.shape[1] for f in outputs[0]], strides, found
             problem = f"its last feature has stride {self._reductions[-1]}"
         if self._reductions[-1] != asked:

@@ -19,6 +19,7 @@ from hemnet.nn.backbone import Backbone
 from hemnet.nn.fuse import fold_batch_norms
 from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS, AuxiliaryHead
+from hemnet.nn.heads.pyramid import PSPHead
 from hemnet.nn.picture import read_picture
 from hemnet.nn.weights import WeightsReport, load_weights
 
@@ -37,6 +38,7 @@ class ModelConfig:
     channels: int | None = None  # None for a head that has none (fcn)
     multi_grid: tuple[int, ...] | Literal["auto"] | None = "auto"
     resnet_v1: bool = False
+    align_corners: bool = True
     auxiliary: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     mean: tuple[float, ...] | None = None  # None: the backbone's
@@ -62,6 +64,7 @@ class Segmenter(nn.Module):
             config.multi_grid,
             config.resnet_v1,
             pretrained=weights == "imagenet",
+            align_corners=config.align_corners,
         )
         channels, strides = self.backbone.channels, self.backbone.strides
         options = dict(config.options)
@@ -71,6 +74,8 @@ class Segmenter(nn.Module):
             self.head = HEADS[config.model](channels, strides, config.num_classes, **options)
         except (TypeError, ValueError) as error:
             raise UserError(f"model {config.model!r}: {error}") from None
+        if isinstance(self.head, PSPHead):  # it up-samples features of its own
+            self.head.align_corners = config.align_corners
         self.auxiliary = AuxiliaryHead(channels, config.num_classes) if config.auxiliary else None
         # At which of the backbone's strides the two heads give their logits.
         self._levels = getattr(self.head, "level", -1), -2

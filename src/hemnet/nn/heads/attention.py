@@ -1,6 +1,8 @@
 """The head of HEMNet, EMANet and Non-local networks: one attention unit between convolutions.
 
-3×3 convolution to `width` → attention unit → 3×3 convolution to 256 → classifier.
+3×3 convolution to `width` → attention unit → 3×3 convolution to `mixed` → classifier.
+`concatenate` joins the backbone's features to what the classifier would see and mixes the two
+with another 3×3 convolution, as mmsegmentation's heads do.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,15 +28,21 @@ class AttentionHead(nn.Module):
         width: int,
         attention: nn.Module,
         dropout: float,
+        mixed: int,
+        concatenate: bool,
     ) -> None:
         super().__init__()
         self.reduce = conv_bn_relu(channels[-1], width, 3)
         self.attention = attention
-        self.mix = conv_bn_relu(width, MIXED, 3)
-        self.classifier = classifier(MIXED, num_classes, dropout)
+        self.mix = conv_bn_relu(width, mixed, 3)
+        self.join = conv_bn_relu(channels[-1] + mixed, mixed, 3) if concatenate else None
+        self.classifier = classifier(mixed, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        return self.classifier(self.mix(self.attention(self.reduce(features[-1]), mask)))
+        x = self.mix(self.attention(self.reduce(features[-1]), mask))
+        if self.join is not None:
+            x = self.join(torch.cat([features[-1], x], 1))
+        return self.classifier(x)
 
 
 class HEMHead(AttentionHead):
@@ -48,9 +57,12 @@ class HEMHead(AttentionHead):
         num_classes: int,
         width: int = 512,
         dropout: float = 0.1,
+        mixed: int = MIXED,
+        concatenate: bool = False,
         **unit: Any,
     ) -> None:
-        super().__init__(channels, num_classes, width, self.UNIT(width, **unit), dropout)
+        attention = self.UNIT(width, **unit)
+        super().__init__(channels, num_classes, width, attention, dropout, mixed, concatenate)
 
 
 class EMAHead(HEMHead):
@@ -63,11 +75,12 @@ class NonLocalAttention(nn.Module):
     """Self-attention over all positions, O(N²) time: B,C,H,W → B,C,H,W.
 
     Wang et al., Non-local Neural Networks, CVPR 2018 (https://arxiv.org/abs/1711.07971),
-    embedded Gaussian form.
+    embedded Gaussian form. `activation`: a ReLU after the sum with the input.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, activation: bool = True) -> None:
         super().__init__()
+        self.activation = activation
         inner = max(channels // 2, 1)
         self.query = nn.Conv2d(channels, inner, 1)
         self.key = nn.Conv2d(channels, inner, 1)
@@ -81,7 +94,8 @@ class NonLocalAttention(nn.Module):
         seen = attended(mask)
         y = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], seen)[:, 0]
         y = y.transpose(1, 2).unflatten(2, x.shape[-2:])
-        return F.relu(x + self.out(y))
+        y = x + self.out(y)
+        return F.relu(y) if self.activation else y
 
 
 class NonLocalHead(AttentionHead):
@@ -94,5 +108,9 @@ class NonLocalHead(AttentionHead):
         num_classes: int,
         width: int = 512,
         dropout: float = 0.1,
+        mixed: int = MIXED,
+        concatenate: bool = False,
+        activation: bool = True,
     ) -> None:
-        super().__init__(channels, num_classes, width, NonLocalAttention(width), dropout)
+        attention = NonLocalAttention(width, activation)
+        super().__init__(channels, num_classes, width, attention, dropout, mixed, concatenate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from hemnet.nn.heads.layers import MIXED, classifier, conv_bn_relu
@@ -12,8 +13,8 @@ from hemnet.nn.heads.layers import MIXED, classifier, conv_bn_relu
 class FCNHead(nn.Module):
     """A classifier on the backbone's last feature: B,C,h,w → B,classes,h,w.
 
-    `hidden` puts two 3×3 convolutions before it, to so many channels and to 256: an attention head
-    of that width without its unit.
+    `hidden` puts two 3×3 convolutions before it, to so many channels and to `mixed`: an attention
+    head of that width without its unit. `concatenate` is the attention heads'.
     """
 
     def __init__(
@@ -23,17 +24,25 @@ class FCNHead(nn.Module):
         num_classes: int,
         dropout: float = 0.1,
         hidden: int | None = None,
+        mixed: int = MIXED,
+        concatenate: bool = False,
     ) -> None:
         super().__init__()
-        last = channels[-1] if hidden is None else MIXED
+        if concatenate and hidden is None:
+            raise ValueError("concatenate needs hidden convolutions whose output is joined")
+        last = channels[-1] if hidden is None else mixed
         self.convolutions = nn.Sequential()
         if hidden is not None:
             self.convolutions.append(conv_bn_relu(channels[-1], hidden, 3))
-            self.convolutions.append(conv_bn_relu(hidden, MIXED, 3))
+            self.convolutions.append(conv_bn_relu(hidden, mixed, 3))
+        self.join = conv_bn_relu(channels[-1] + mixed, mixed, 3) if concatenate else None
         self.classifier = classifier(last, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        return self.classifier(self.convolutions(features[-1]))
+        x = self.convolutions(features[-1])
+        if self.join is not None:
+            x = self.join(torch.cat([features[-1], x], 1))
+        return self.classifier(x)
 
 
 class AuxiliaryHead(nn.Module):

@@ -34,4 +34,6 @@ def classifier(inputs: int, num_classes: int, dropout: float) -> nn.Sequential:
     """Channel dropout and the 1×1 convolution to class logits."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+    if inputs < 1:
+        raise ValueError(f"mixed must be at least 1 channel, not {inputs}")
     return nn.Sequential(nn.Dropout2d(dropout), nn.Conv2d(inputs, num_classes, 1))

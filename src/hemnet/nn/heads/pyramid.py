@@ -34,6 +34,7 @@ class PSPHead(nn.Module):
         self.pools = nn.ModuleList(conv_bn_relu(inputs, part) for _ in _REGIONS)
         self.mix = conv_bn_relu(inputs + part * len(_REGIONS), width, 3)
         self.classifier = classifier(width, num_classes, dropout)
+        self.align_corners = True
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = features[-1]
@@ -47,5 +48,6 @@ class PSPHead(nn.Module):
                 share = region_means(weights, grid).clamp_min(1e-6)
                 means = region_means(x * weights, grid) / share
             pooled = reduce(means)
-            parts.append(F.interpolate(pooled, x.shape[-2:], mode="bilinear", align_corners=True))
+            size, corners = x.shape[-2:], self.align_corners
+            parts.append(F.interpolate(pooled, size, mode="bilinear", align_corners=corners))
         return self.classifier(self.mix(torch.cat(parts, 1)))
