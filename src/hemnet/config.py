@@ -186,6 +186,7 @@ class RunConfig:
         checkpoint_every: steps between two checkpoints
         tensorboard: write TensorBoard's events into the run folder
         wandb: project of Weights & Biases to log to; null for none
+        timeout: seconds that a process waits for the others, which may be gone
     """
 
     seed: int = 0
@@ -198,6 +199,7 @@ class RunConfig:
     checkpoint_every: int = 500
     tensorboard: bool = True
     wandb: str | None = None
+    timeout: float = 600.0
 
 
 @dataclass
@@ -226,6 +228,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
     **dict.fromkeys(("optim.batch_size", "validation.batch_size"), (1, 65_536)),
     "data.workers": (0, 1024),
+    "run.timeout": (1, 1e6),
     "run.seed": (0, 2**63 - 1),
     "optim.bias_rate": (0, 1000),
     "optim.head_rate": (0, 1000),

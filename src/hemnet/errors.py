@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -41,9 +42,25 @@ def explain(error: BaseException) -> str | None:
             "a batch norm sees only one value per channel, from which it cannot learn. Give a "
             "larger optim.batch_size (of one process and pass), or model.freeze_norm"
         )
+    if isinstance(error, RuntimeError) and (reason := lost_connection(error)) is not None:
+        return (
+            f"another process of this run has ended or cannot be reached ({reason}). If it ended, "
+            "its own output says why; if the network failed or several machines cannot connect, "
+            "see docs/distributed.md"
+        )
     if isinstance(error, MemoryError):
         return "not enough memory"
     return None
+
+
+def lost_connection(error: RuntimeError) -> str | None:
+    """What gloo, NCCL or torch's store say of a process that does not answer; None otherwise."""
+    text = str(error)
+    known = {"DistBackendError", "DistNetworkError", "DistStoreError"}
+    if type(error).__name__ not in known and "gloo" not in text.lower():
+        return None
+    lines = re.sub(r"\[[^\]\s]*\.(?:cc|cpp|h):\d+\]\s*", "", text).strip().splitlines()
+    return _shortened(lines[0]) if lines else type(error).__name__
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from hemnet.config import TrainConfig, check_config
 from hemnet.errors import UserError
 
 # Settings that do not change what a run computes: a resumed run may have others.
-FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb")
+FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb", "run.timeout")
 _OPEN = ("model.options", "data.label_map")  # dictionaries, whose keys are the user's
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
+TIMEOUT = 1800  # seconds that a process waits for slower ones, at the end
 
 
 def add_looking(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +74,10 @@ def chosen_device(name: str) -> tuple[torch.device, bool]:
     if name not in ("auto", "cpu", "cuda", "mps"):
         raise UserError(f"--device {name}: expected auto, cpu, cuda or mps.")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun or accelerate
-        from accelerate import PartialState
+        from hemnet.engine.processes import join
 
-        state = PartialState(cpu=name == "cpu")
+        gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+        state = join(cpu=name == "cpu" or not gpu, timeout=TIMEOUT)
         atexit.register(state.destroy_process_group)
         return state.device, state.is_main_process
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}

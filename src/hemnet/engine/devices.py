@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from hemnet.config import RunConfig
+from hemnet.engine.processes import join
 from hemnet.errors import UserError
 
 _MIXED = {"float32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -39,6 +40,7 @@ def computing(config: RunConfig) -> Iterator[Accelerator]:
     # Its settings are global to the process, and a second run may want others.
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
+        join(cpu=on_cpu, timeout=config.timeout)
         yield Accelerator(cpu=on_cpu, mixed_precision=_MIXED[config.precision])
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,99 @@
+"""Several processes: how they find each other, and what must be the same for all of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+
+from hemnet.errors import UserError
+
+log = logging.getLogger("hemnet")
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+_NOWHERE = "192.0.2.1"  # an address for examples (RFC 5737): the way to it is the default route
+
+
+def join(*, cpu: bool, timeout: float) -> PartialState:
+    """Join the processes that `torchrun` or `accelerate launch` started; alone, do nothing.
+
+    Afterwards no process waits longer than `timeout` seconds for another one.
+    """
+    if on_several_machines() and INTERFACE not in os.environ:
+        name = interface()
+        if name is not None:
+            os.environ[INTERFACE] = name
+    return PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
+
+
+def on_several_machines() -> bool:
+    world = os.environ.get("WORLD_SIZE", "1")
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world)) < int(world)
+
+
+def interface() -> str | None:
+    """The network interface that leads to the other machines; None where it is not clear.
+
+    Left to itself, gloo takes the address that this machine's own name has, which many systems
+    set to the loopback interface: nobody else can connect to that.
+    """
+    names = {
+        _plain(address.address): name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    # The first machine may know itself by a loopback address, too.
+    for target in (os.environ.get("MASTER_ADDR", _NOWHERE), _NOWHERE):
+        address = _address_towards(target)
+        if address in names and not ipaddress.ip_address(address).is_loopback:
+            return names[address]
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    others = {n for a, n in names.items() if n in up and not ipaddress.ip_address(a).is_loopback}
+    return others.pop() if len(others) == 1 else None
+
+
+def _address_towards(target: str) -> str | None:
+    """This machine's address on the way to another; nothing is sent."""
+    try:
+        found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return _plain(probe.getsockname()[0])
+    except OSError:
+        pass
+    return None
+
+
+def _plain(address: str) -> str:
+    return address.split("%")[0]  # without an IPv6 address's scope
+
+
+def check_alike(mine: Mapping[str, Any]) -> None:
+    """Refuse, in every process, a run whose processes were given different things.
+
+    `mine` is by what is called in a message. Processes that do not agree would wait for each
+    other in different places, or train on different images without a word.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (socket.gethostname(), dict(mine)))
+    first_host, first = gathered[0]
+    for number, (host, other) in enumerate(gathered[1:], 1):
+        for what, value in first.items():
+            if other[what] != value:
+                raise UserError(
+                    f"the processes do not agree on {what}: {value} for process 0 on "
+                    f"{first_host}, {other[what]} for process {number} on {host}"
+                )
