@@ -60,7 +60,8 @@ def lost_connection(error: RuntimeError) -> str | None:
     if type(error).__name__ not in known and "gloo" not in text.lower():
         return None
     lines = re.sub(r"\[[^\]\s]*\.(?:cc|cpp|h):\d+\]\s*", "", text).strip().splitlines()
-    return _shortened(lines[0]) if lines else type(error).__name__
+    # Gloo goes on in further sentences, which say nothing about this case.
+    return _shortened(lines[0].split(". ")[0]) if lines else type(error).__name__
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -57,12 +57,18 @@ def dump_config(config: TrainConfig) -> str:
 
 def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
     """`key: value → value` for every setting that differs and matters."""
-    old, new = (dict(_flat(_plain(asdict(config)))) for config in (one, other))
+    old, new = (decisive(config) for config in (one, other))
     return [
         f"{key}: {old.get(key)} → {new.get(key)}"
         for key in dict.fromkeys((*old, *new))
-        if old.get(key) != new.get(key) and key not in FREE
+        if old.get(key) != new.get(key)
     ]
+
+
+def decisive(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide what a run computes, by their dotted names."""
+    found = dict(_flat(_plain(asdict(config))))
+    return {key: value for key, value in found.items() if key not in FREE}
 
 
 def help_text() -> str:

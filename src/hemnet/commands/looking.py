@@ -73,16 +73,16 @@ def chosen_device(name: str) -> tuple[torch.device, bool]:
 
     if name not in ("auto", "cpu", "cuda", "mps"):
         raise UserError(f"--device {name}: expected auto, cpu, cuda or mps.")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun or accelerate
-        from hemnet.engine.processes import join
-
-        gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-        state = join(cpu=name == "cpu" or not gpu, timeout=TIMEOUT)
-        atexit.register(state.destroy_process_group)
-        return state.device, state.is_main_process
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
     if name == "auto":
         name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
     if not available[name]:
         raise UserError(f"--device {name}: this machine has none. Use --device auto.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun or accelerate
+        from hemnet.engine.processes import join
+
+        # A GPU is the process's own; without one it has to be said that they talk all the same.
+        state = join(cpu=name == "cpu", timeout=TIMEOUT)
+        atexit.register(state.destroy_process_group)
+        return state.device, state.is_main_process
     return torch.device(name), True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -11,13 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import psutil
-import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
 from hemnet.errors import UserError
-
-log = logging.getLogger("hemnet")
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _NOWHERE = "192.0.2.1"  # an address for examples (RFC 5737): the way to it is the default route
@@ -80,20 +76,22 @@ def _plain(address: str) -> str:
 
 
 def check_alike(mine: Mapping[str, Any]) -> None:
-    """Refuse, in every process, a run whose processes were given different things.
+    """Refuse, in every process, a run that was started with different things.
 
-    `mine` is by what is called in a message. Processes that do not agree would wait for each
+    `mine` is what this process has, by name. Processes that do not agree would wait for each
     other in different places, or train on different images without a word.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (socket.gethostname(), dict(mine)))
-    first_host, first = gathered[0]
-    for number, (host, other) in enumerate(gathered[1:], 1):
-        for what, value in first.items():
-            if other[what] != value:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (socket.gethostname(), dict(mine)))
+    host, first = everyone[0]
+    for number, (other_host, other) in enumerate(everyone):
+        for name in dict.fromkeys((*first, *other)):
+            if first.get(name) != other.get(name):
                 raise UserError(
-                    f"the processes do not agree on {what}: {value} for process 0 on "
-                    f"{first_host}, {other[what]} for process {number} on {host}"
+                    f"the processes were not started alike: {name} is {first.get(name)} for "
+                    f"process 0 on {host}, and {other.get(name)} for process {number} on "
+                    f"{other_host}. All need the same configuration and data, and a run folder "
+                    "(--out) on a disk that every machine sees"
                 )

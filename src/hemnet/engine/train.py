@@ -30,11 +30,13 @@ from hemnet.engine.evaluate import evaluate
 from hemnet.engine.folder import check_folder, clear_errors, locked, write_config
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
+from hemnet.engine.processes import check_alike
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
 from hemnet.errors import UserError
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
 from hemnet.nn.segmenter import Segmenter
+from hemnet.settings import decisive
 
 log = logging.getLogger("hemnet")
 
@@ -127,6 +129,7 @@ class Run:
         self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
         self._saved = self._restored = -1
         self.progress = self._restore()
+        self._check_alike()
         if config.run.compile:
             self.model.compile()
         # Not the data: its batches already know their process, and resume anywhere.
@@ -347,6 +350,17 @@ class Run:
             progress.loss_sum = 0.0
         progress.processes = self.world
         return progress
+
+    def _check_alike(self) -> None:
+        """A machine may have another file, other images, or a run folder of its own."""
+        check_alike(
+            {
+                **decisive(self.config),
+                "the number of training images": len(self.dataset),
+                "the number of validation images": len(self.val or ()),
+                "the step of the run folder": self.progress.step,
+            }
+        )
 
     def _result(self, stopped: bool) -> TrainResult:
         p = self.progress

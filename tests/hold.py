@@ -1,0 +1,31 @@
+"""`python -m hold …` is `hemnet …`, but waits before a step of the training, to be killed there.
+
+HOLD_STEP   the steps done by then
+HOLD_FILE   made as soon as it waits
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hemnet.cli import main
+from hemnet.data import Batch
+from hemnet.engine.train import Run
+
+
+def hold() -> None:
+    step = Run._step
+
+    def held(run: Run, batches: Iterator[Batch]) -> bool:
+        if run.progress.step == int(os.environ["HOLD_STEP"]):
+            Path(os.environ["HOLD_FILE"]).touch()
+            time.sleep(600)
+        return step(run, batches)
+
+    Run._step = held  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    hold()
+    main()
