@@ -10,7 +10,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Inductor compiles where it is asked to: no pool of further processes, kept until the end.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -43,36 +45,52 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[app_server.Serv
         yield found
 
 
-# The browser tests of `hemnet app`: where there is no browser they are skipped, and it is said so
-# where no one overlooks it; HEMNET_BROWSER_TESTS=required turns that into a failure.
-REQUIRED = os.environ.get("HEMNET_BROWSER_TESTS") == "required"
-_browser_tests = {"passed": 0, "failed": 0, "skipped": 0}
+# Tests that need something special of the machine. Where it is missing they are skipped, and it is
+# said so where no one overlooks it; the variable with the value `required` makes it a failure.
+@dataclass
+class Special:
+    variable: str
+    missed: str
+    counts: Counter[str] = field(default_factory=Counter)  # outcome → tests
+
+    @property
+    def lacking(self) -> bool:
+        required = os.environ.get(self.variable) == "required"
+        return required and (self.counts["skipped"] > 0 or not self.counts["passed"])
+
+
+SPECIAL = {
+    "browser": Special(
+        "HEMNET_BROWSER_TESTS",
+        "of `hemnet app` in a real browser did not run: no Chromium or Chrome was found. "
+        "On Debian or Ubuntu: apt-get install chromium.",
+    ),
+    "two_hosts": Special(
+        "HEMNET_NAMESPACE_TESTS",
+        "of training on two hosts did not run: `python tests/hosts.py` says why.",
+    ),
+}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "browser" in report.keywords and (report.when == "call" or report.outcome != "passed"):
-        _browser_tests[report.outcome] += 1
-
-
-def _browser_tests_missed() -> bool:
-    return REQUIRED and (_browser_tests["skipped"] > 0 or not _browser_tests["passed"])
+    for mark, special in SPECIAL.items():
+        if mark in report.keywords and (report.when == "call" or report.outcome != "passed"):
+            special.counts[report.outcome] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workerinput"):
         return  # one of several processes: the one that started them counts
-    if exitstatus == 0 and _browser_tests_missed():
+    if exitstatus == 0 and any(special.lacking for special in SPECIAL.values()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    number = _browser_tests["skipped"]
-    if _browser_tests_missed():
-        text = f"browser tests are required: {_browser_tests['passed']} ran, {number} were skipped"
-        terminalreporter.section(text, "!", red=True, bold=True)
-    elif number:
-        terminalreporter.section("browser tests skipped", "!", yellow=True, bold=True)
-        terminalreporter.write_line(
-            f"{number} tests of `hemnet app` in a real browser did not run: no Chromium or Chrome "
-            "was found. On Debian or Ubuntu: apt-get install chromium."
-        )
+    for mark, special in SPECIAL.items():
+        ran, skipped = special.counts["passed"], special.counts["skipped"]
+        if special.lacking:
+            text = f"{mark} tests are required: {ran} ran, {skipped} were skipped"
+            terminalreporter.section(text, "!", red=True, bold=True)
+        elif skipped:
+            terminalreporter.section(f"{mark} tests skipped", "!", yellow=True, bold=True)
+            terminalreporter.write_line(f"{skipped} tests {special.missed}")

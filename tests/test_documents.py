@@ -141,6 +141,8 @@ def flags() -> dict[str, set[str]]:
         for path in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/kills.py")]
     )
     launchers = {"--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--logdir"}
+    launchers |= {"--master-addr", "--master-port"}
+    launchers |= {"--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint"}
     table[""] = set().union(*table.values(), re.findall(r'"(--[\w-]+)"', scripts), launchers)
     return table
 

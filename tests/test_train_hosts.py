@@ -90,7 +90,7 @@ class Launch:
         assert "hemnet/engine" not in text, f"a traceback of ours:\n{text}"
 
 
-@pytest.mark.hosts
+@pytest.mark.two_hosts
 @pytest.mark.usefixtures("_hosts_allowed")
 def test_two_hosts_train_like_one_process_and_outlive_each_other(tmp_path: Path) -> None:
     config = tiny_config(*FLAGS, "--run.timeout", str(TIMEOUT))
