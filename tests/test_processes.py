@@ -67,9 +67,15 @@ def test_the_interface_that_leads_to_the_others(
     assert processes.interface() == expected
 
 
-def test_the_own_address_on_the_way_to_another() -> None:
+def test_the_own_address_on_the_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes._address_towards("127.0.0.1") == "127.0.0.1"
     assert processes._address_towards("no such.name") is None
+    assert processes._address_towards("x" * 70) is None
+    datagram = (socket.SOCK_DGRAM, 0, "")
+    unreachable = (socket.AF_INET, *datagram, ("no address", 9))  # as IPv6 often is
+    found = [unreachable, (socket.AF_INET, *datagram, ("127.0.0.1", 9))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert processes._address_towards("node0") == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -62,12 +63,12 @@ def _address_towards(target: str) -> str | None:
     """This machine's address on the way to another; nothing is sent."""
     try:
         found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)
-                return _plain(probe.getsockname()[0])
-    except OSError:
-        pass
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, protocol, _, address in found:
+        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # fails where a name has an IPv6 address and the network none
+            return _plain(probe.getsockname()[0])
     return None
 
 
