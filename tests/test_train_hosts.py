@@ -22,7 +22,7 @@ from hemnet.settings import dump_config
 from kills import assert_same, outcome, tiny_config
 from test_train_distributed import FLAGS
 
-LONG = 240  # seconds that nothing here takes, on however slow a machine
+LONG = 600  # seconds that nothing here takes, on however slow a machine
 TIMEOUT = 20  # that processes wait for each other: also for one that takes long to start
 
 
