@@ -20,7 +20,7 @@ def hold() -> None:
     def held(run: Run, batches: Iterator[Batch]) -> bool:
         if run.progress.step == int(os.environ["HOLD_STEP"]):
             Path(os.environ["HOLD_FILE"]).touch()
-            time.sleep(600)
+            time.sleep(3600)
         return step(run, batches)
 
     Run._step = held  # type: ignore[method-assign]

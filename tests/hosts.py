@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -94,6 +95,7 @@ class Host:
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two hosts that reach each other and nothing else; afterwards nothing of them is left."""
+    remove_forgotten()
     with contextlib.ExitStack() as stack:
         made = []
         for node in NODES:
@@ -108,6 +110,16 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         for host in made:
             host.connect()
         yield first, second
+
+
+def remove_forgotten() -> None:
+    """Hosts whose test process was killed, and could not clean up."""
+    for name in re.findall(r"^hemnet-\d+-\d+", _ip("netns", "list"), re.MULTILINE):
+        try:
+            os.kill(int(name.split("-")[1]), 0)
+        except ProcessLookupError:
+            with contextlib.suppress(RuntimeError):  # another test process does the same
+                Host("", name).remove()
 
 
 def refused() -> str | None:

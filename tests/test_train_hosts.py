@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from hemnet.settings import dump_config
 from kills import assert_same, outcome, tiny_config
 from test_train_distributed import FLAGS
 
-LONG = 240  # seconds that nothing here takes, on however slow a machine
+LONG = 600  # seconds that nothing here takes, on however slow a machine
 TIMEOUT = 20  # that processes wait for each other: also for one that takes long to start
 
 
@@ -88,6 +89,35 @@ class Launch:
         kept = f"The checkpoint of step {step} in {self.out} is intact: go on from it with --resume"
         assert kept in text, text
         assert "hemnet/engine" not in text, f"a traceback of ours:\n{text}"
+
+
+@pytest.mark.two_hosts
+@pytest.mark.usefixtures("_hosts_allowed")
+def test_nothing_is_left_of_a_test_that_was_killed() -> None:
+    program = """
+import hosts, os, pathlib, signal
+with hosts.two_hosts() as pair:
+    for host in pair:
+        host.start(["sleep", "600"], dict(os.environ), pathlib.Path(os.devnull))
+    print(*(host.name for host in pair), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", program]
+    killed = subprocess.run(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
+    names = set(killed.stdout.split())
+    assert len(names & namespaces()) == 2
+    hosts.remove_forgotten()
+    assert not names & namespaces()
+    with contextlib.suppress(KeyError), hosts.two_hosts() as pair:
+        mine = {host.name for host in pair}
+        assert len(mine & namespaces()) == 2
+        raise KeyError  # a test that fails
+    assert not mine & namespaces()
+
+
+def namespaces() -> set[str]:
+    done = subprocess.run(["ip", "netns", "list"], stdout=subprocess.PIPE, text=True, check=True)
+    return {line.split()[0] for line in done.stdout.splitlines()}
 
 
 @pytest.mark.two_hosts
