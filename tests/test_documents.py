@@ -138,7 +138,7 @@ def flags() -> dict[str, set[str]]:
         table[command] |= settings
     scripts = "".join(
         path.read_text(encoding="utf-8")
-        for path in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/kills.py")]
+        for path in [*ROOT.glob("benchmarks/*.py"), ROOT / "tests/kills.py", ROOT / "tests/fuzz.py"]
     )
     launchers = {"--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--logdir"}
     launchers |= {"--master-addr", "--master-port"}

@@ -297,7 +297,7 @@ def check_config(config: TrainConfig) -> None:
             f"{optim.accumulate} equal passes"
         )
     if run.device not in ("auto", "cpu", "cuda", "mps"):
-        raise UserError(f"run.device is {run.device!r}: expected auto, cpu, cuda or mps")
+        raise UserError(f"run.device is {run.device[:80]!r}: expected auto, cpu, cuda or mps")
     if run.device == "cpu" and run.precision == "fp16":
         raise UserError("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
 
