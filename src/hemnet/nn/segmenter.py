@@ -74,6 +74,10 @@ class Segmenter(nn.Module):
         self.auxiliary = AuxiliaryHead(channels, config.num_classes) if config.auxiliary else None
         # At which of the backbone's strides the two heads give their logits.
         self._levels = getattr(self.head, "level", -1), -2
+        fine, offsets = self._levels[0], self.backbone.offsets
+        if fine != -1:
+            shift = (offsets[-1] - offsets[fine]) / strides[fine]
+            self.head.offset = shift  # type: ignore[assignment]
         mean, std = self.backbone.mean, self.backbone.std
         if weights is not None and weights != "imagenet":
             report = self.weights_report = load_weights(self.backbone.network, weights)

@@ -1,6 +1,10 @@
 """The head of HEMNet, EMANet and Non-local networks: one attention unit between convolutions.
 
 3×3 convolution to `width` → attention unit → 3×3 convolution to 256 → classifier.
+
+With `decoder` the 256 channels are up-sampled to stride 4, joined to the backbone's features there
+(reduced to 48 channels), and mixed by one more 3×3 convolution before the classifier: the light
+decoder of DeepLabV3+ (https://arxiv.org/abs/1802.02611).
 """
 
 from __future__ import annotations
@@ -12,28 +16,55 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
-from hemnet.nn.heads.layers import MIXED, attended, classifier, conv_bn_relu
+from hemnet.nn.heads.layers import (
+    DETAIL,
+    MIXED,
+    attended,
+    classifier,
+    conv_bn_relu,
+    detail_index,
+    joined,
+)
 
 
 class AttentionHead(nn.Module):
-    """B,C,h,w → B,classes,h,w, with an attention unit made by a subclass."""
+    """B,C,h,w → B,classes,h,w, with an attention unit made by a subclass.
+
+    With `decoder`, its number of channels, the logits are on the grid of stride 4.
+    """
+
+    offset = 0.0
 
     def __init__(
         self,
         channels: Sequence[int],
+        strides: Sequence[int],
         num_classes: int,
         width: int,
         attention: nn.Module,
         dropout: float,
+        decoder: int | None,
     ) -> None:
         super().__init__()
         self.reduce = conv_bn_relu(channels[-1], width, 3)
         self.attention = attention
         self.mix = conv_bn_relu(width, MIXED, 3)
-        self.classifier = classifier(MIXED, num_classes, dropout)
+        self.detail: nn.Module | None = None
+        if decoder is not None:
+            if isinstance(decoder, bool) or not isinstance(decoder, int) or decoder < 1:
+                raise ValueError(f"decoder must be null or a whole number from 1, not {decoder!r}")
+            self.level = detail_index(strides, f"decoder={decoder}")
+            self.factor = strides[-1] // 4
+            self.detail = conv_bn_relu(channels[self.level], DETAIL)
+            self.decode = conv_bn_relu(MIXED + DETAIL, decoder, 3)
+        self.classifier = classifier(decoder or MIXED, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        return self.classifier(self.mix(self.attention(self.reduce(features[-1]), mask)))
+        x = self.mix(self.attention(self.reduce(features[-1]), mask))
+        if self.detail is not None:
+            detail = self.detail(features[self.level])
+            x = self.decode(joined(x, detail, self.factor, self.offset))
+        return self.classifier(x)
 
 
 class HEMHead(AttentionHead):
@@ -48,9 +79,11 @@ class HEMHead(AttentionHead):
         num_classes: int,
         width: int = 512,
         dropout: float = 0.1,
+        decoder: int | None = None,
         **unit: Any,
     ) -> None:
-        super().__init__(channels, num_classes, width, self.UNIT(width, **unit), dropout)
+        attention = self.UNIT(width, **unit)
+        super().__init__(channels, strides, num_classes, width, attention, dropout, decoder)
 
 
 class EMAHead(HEMHead):
@@ -94,5 +127,7 @@ class NonLocalHead(AttentionHead):
         num_classes: int,
         width: int = 512,
         dropout: float = 0.1,
+        decoder: int | None = None,
     ) -> None:
-        super().__init__(channels, num_classes, width, NonLocalAttention(width), dropout)
+        attention = NonLocalAttention(width)
+        super().__init__(channels, strides, num_classes, width, attention, dropout, decoder)
