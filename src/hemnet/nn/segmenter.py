@@ -196,11 +196,14 @@ class Segmenter(nn.Module):
             raise RuntimeError("a fused model has no batch norms left and cannot be trained")
         return super().train(mode)
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes `config.json` and `model.safetensors`; `hemnet.from_pretrained` reads them."""
+    def save_pretrained(self, folder: str | Path, half: bool = False) -> Path:
+        """Writes `config.json` and `model.safetensors`; `hemnet.from_pretrained` reads them.
+
+        `half`: kernels in half precision, for a file of half the size.
+        """
         from hemnet.hub import save_pretrained
 
-        return save_pretrained(self, folder)
+        return save_pretrained(self, folder, half)
 
     def push_to_hub(self, repo_id: str, private: bool = False) -> str:
         """Uploads what `save_pretrained` writes to the Hugging Face hub; returns the address."""
