@@ -40,7 +40,8 @@ def make_world(root: Path) -> Path:
     (coco / "annotations").mkdir(parents=True)
     for split in ("train2017", "val2017"):
         pair(coco / split, coco / "voc_labels" / split, "000000000009", 20)
-    image(root / "photo.jpg", *SIDES)
+    for name in ("photo", "street"):
+        image(root / f"{name}.jpg", *SIDES)
     image(root / "mosaic.tif", 96, 128)
     for n in range(2):
         image(root / "photos" / f"{n}.jpg", *SIDES, seed=n)

@@ -36,7 +36,7 @@ def test_all_runs_are_there() -> None:
     assert names >= PAPER.keys() | {f"{name}_emanet" for name in PAPER}
     assert names >= {"voc_resnet101_deeplabv3plus", "voc_resnet101_psanet"}
     assert names >= {"coco_pretrain", "voc_trainaug", "voc_trainval", "folder", "scenes"}
-    assert names >= {"camvid_resnet50", "camvid_efficientnet_lite0"}
+    assert names >= {"camvid", "camvid_resnet50", "camvid_efficientnet_lite0"}
 
 
 @pytest.mark.parametrize("name", PAPER)

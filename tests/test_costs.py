@@ -72,6 +72,21 @@ def test_attention_over_all_positions_is_counted() -> None:
     assert costs.matmul_flops == 2 * 2 * 1024**2 * 256
 
 
+def test_a_decoder_costs_what_its_convolutions_cost() -> None:
+    plain, decoded = (
+        on_meta(partial(hemnet.create_model, "hemnet", 21, "test_resnet", 16, 32, **options))
+        for options in ({}, {"decoder": 128})
+    )
+    inputs = decoded.backbone.channels[decoded.head.level]
+    detail, mix, classes = inputs * 48, 9 * (256 + 48) * 128, 128 * 21
+    before, after = (count(model, (257, 385)) for model in (plain, decoded))
+    norms = 2 * (48 + 128)
+    assert after.params - before.params == detail + mix + norms + classes - 256 * 21
+    fine, coarse = 65 * 97, 17 * 25  # positions at strides 4 and 16
+    added = fine * (detail + mix + classes) - coarse * 256 * 21
+    assert after.multiply_adds - before.multiply_adds == added
+
+
 def test_costs_grow_with_the_batch_and_need_no_memory() -> None:
     model, size = make("hemnet"), (4096, 4096)
     one, two = count(model, size), count(model, size, batch=2)
@@ -116,6 +131,17 @@ class TestCommand:
         assert rows["fcn"]["flops"] == 2 * rows["fcn"]["multiply_adds"]
         assert f"{rows['hemnet']['params'] / 1e6:.2f}" in printed
 
+    def test_counts_options_of_the_head(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        small = ("--backbone", "test_resnet", "--size", "33", "--json", str(tmp_path / "c.json"))
+        run(*small)
+        plain = json.loads((tmp_path / "c.json").read_text())["hemnet"]
+        run(*small, "--option", "decoder=12", "eval_iterations=null")
+        assert "stride 8, decoder=12, eval_iterations=None" in capsys.readouterr().out
+        decoded = json.loads((tmp_path / "c.json").read_text())["hemnet"]
+        assert decoded["params"] != plain["params"]
+
     def test_prints_the_papers_table(
         self,
         tmp_path: Path,
@@ -140,6 +166,11 @@ class TestCommand:
             ("--batch", "0"),
             ("--model", "unet"),
             ("--paper", "--model", "fcn"),
+            ("--paper", "--option", "decoder=12"),
+            ("--option", "decoder"),
+            ("--option", "channels=12"),
+            ("--option", "bases=[}"),
+            ("--option", "step=1"),
             ("--backbone", "test_resnet", "--json", "missing/folder/x.json"),
         ],
     )

@@ -275,7 +275,7 @@ def test_what_model_means(tmp_path: Path) -> None:
         "empty": "neither a run folder",
         "young": "has saved no model yet",
         "file": "is a file",
-        "missing": "neither a folder nor a model on the hub",
+        "missing": "there is no folder",
     }.items():
         with pytest.raises(UserError, match=message):
             load_model(tmp_path / name)

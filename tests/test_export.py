@@ -96,6 +96,17 @@ def test_every_model_as_onnx(names: tuple[str, ...], tmp_path: Path) -> None:
         )
 
 
+def test_a_decoder_as_onnx(tmp_path: Path) -> None:
+    model = build(decoder=8)
+    found = export_model(model, tmp_path / "model.onnx")
+    assert all(row.difference < 1e-4 for row in found)
+    exported = ExportedModel(tmp_path / "model.onnx")
+    for shape in ((3, 3, 41, 7), (1, 3, 1, 1), (1, 3, 50, 333)):
+        torch.testing.assert_close(
+            logits(exported, *shape), logits(model, *shape), rtol=1e-3, atol=1e-4
+        )
+
+
 def test_no_model_is_forgotten() -> None:
     named = test_every_model_as_onnx.pytestmark[0].args[1]
     assert {"hemnet", *(name for names in named for name in names)} == set(hemnet.list_models())

@@ -186,12 +186,20 @@ def test_replacing_same_padding_keeps_weights_and_names() -> None:
 HEADS = ["hemnet", "emanet", "nonlocal", "danet", "pspnet", "psanet", "deeplabv3", "deeplabv3plus"]
 
 
-@pytest.mark.parametrize("head", [h for h in HEADS if h in hemnet.list_models()])
-def test_what_lies_on_padding_changes_no_logit_on_the_image(head: str) -> None:
+DECODED = ("hemnet", "emanet", "nonlocal")
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [(h, {}) for h in HEADS if h in hemnet.list_models()] + [(h, {"decoder": 8}) for h in DECODED],
+)
+def test_what_lies_on_padding_changes_no_logit_on_the_image(
+    head: str, options: dict[str, int]
+) -> None:
     """The features of padding are replaced by noise; heads of one pixel have no neighbours."""
     torch.manual_seed(1)
     model = hemnet.create_model(
-        head, 3, backbone="resnet10t", output_stride=16, weights=None, channels=16
+        head, 3, backbone="resnet10t", output_stride=16, weights=None, channels=16, **options
     ).eval()
     for module in model.head.modules():  # without spatial kernels, only pooling can mix
         if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
@@ -217,6 +225,42 @@ def test_what_lies_on_padding_changes_no_logit_on_the_image(head: str) -> None:
     elif head == "psanet":  # resized from every second position
         rows, columns = rows - 1, columns - 1
     torch.testing.assert_close(before[..., :rows, :columns], after[..., :rows, :columns])
+
+
+@pytest.mark.parametrize("stride", [8, 16, 32])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet10t", "tf_efficientnet_lite0", "test_convnext"]
+)
+def test_a_decoder_joins_features_of_the_same_pixels(name: str, stride: int) -> None:
+    """Both parts are replaced by the pixels that their features are centred on."""
+    model = hemnet.create_model(
+        "hemnet", 2, backbone=name, output_stride=stride, channels=16, decoder=8
+    ).eval()
+    head, backbone = model.head, model.backbone
+    places = [Placement(s, o) for s, o in zip(backbone.strides, backbone.offsets, strict=True)]
+
+    def ramp(level: int, features: list[Tensor]) -> Tensor:
+        high, wide = features[level].shape[-2:]
+        rows, columns = (torch.arange(n) * places[level].stride for n in (high, wide))
+        both = torch.stack((rows[:, None].expand(high, wide), columns.expand(high, wide)))
+        return both[None] + places[level].offset
+
+    seen: list[Tensor] = []
+    head.decode.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for size in ((4 * stride + 1, 5 * stride + 1), (3 * stride + 7, 97), (2 * stride, 90)):
+        with torch.no_grad():
+            features = backbone(torch.zeros(1, 3, *size))
+            ours = ramp(-1, features).repeat(1, 128, 1, 1)
+            theirs = ramp(head.level, features).repeat(1, 24, 1, 1)
+            head.mix.forward = lambda _, value=ours: value
+            head.detail.forward = lambda _, value=theirs: value
+            logits = head(features)
+        joined = seen.pop()
+        assert logits.shape[-2:] == features[head.level].shape[-2:]
+        first, last = ours[0, :2, 0, 0, None, None], ours[0, :2, -1, -1, None, None]
+        wanted = theirs[0, :2].clamp(first, last)  # beyond the last feature there is only that one
+        torch.testing.assert_close(joined[0, 256:258], theirs[0, :2])
+        torch.testing.assert_close(joined[0, :2], wanted.float(), rtol=0, atol=1e-3)
 
 
 def test_images_of_different_sizes_in_one_batch_answer_as_alone() -> None:

@@ -17,11 +17,16 @@ from hemnet.errors import UserError
 from hemnet.nn.heads import pointwise
 
 MODELS = hemnet.list_models()
+DECODED = ("hemnet", "emanet", "nonlocal")  # attention heads, which take a decoder
 CLASSES = 5
 
 
 def build(name: str, **options: Any) -> hemnet.Segmenter:
+    """A model by name, or "hemnet with a decoder"."""
     torch.manual_seed(0)
+    name, decoded, _ = name.partition(" with a decoder")
+    if decoded:
+        options.setdefault("decoder", 12)
     if name != "fcn":
         options.setdefault("channels", 32)
     options.setdefault("backbone", "test_resnet")
@@ -37,7 +42,7 @@ def build(name: str, **options: Any) -> hemnet.Segmenter:
     return model
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, "hemnet with a decoder"])
 def model(request: pytest.FixtureRequest) -> hemnet.Segmenter:
     return build(request.param).eval()
 
@@ -58,7 +63,7 @@ def test_logits_have_the_size_of_the_image(model: hemnet.Segmenter, size: tuple[
     assert torch.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *(f"{name} with a decoder" for name in DECODED)])
 def test_gradients_reach_every_parameter_that_trains(name: str) -> None:
     model = build(name, auxiliary=True).train()
     logits, auxiliary = model(images(2, 3, 40, 56), auxiliary=True)
@@ -69,7 +74,7 @@ def test_gradients_reach_every_parameter_that_trains(name: str) -> None:
     # EMANet's iterations are constants: what only feeds them cannot be trained.
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     expected = {f"head.attention.conv_in.{n}" for n in ("weight", "bias")}
-    assert frozen == (expected if name == "emanet" else set())
+    assert frozen == (expected if name.startswith("emanet") else set())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -255,6 +260,30 @@ class TestCreateModel:
     def test_deeplab_needs_detail(self) -> None:
         with pytest.raises(UserError, match="needs a feature of stride 4"):
             hemnet.create_model("deeplabv3plus", 3, "test_vit", 16)
+
+    @pytest.mark.parametrize("name", DECODED)
+    def test_a_decoder_is_built_only_when_asked_for(self, name: str) -> None:
+        plain = build(name).state_dict()
+        decoded = build(name, decoder=12)
+        assert not [key for key in plain if "decode" in key or "detail" in key]
+        assert decoded.config.options["decoder"] == 12
+        added = {k: tuple(v.shape) for k, v in decoded.state_dict().items() if "conv" not in k}
+        assert added["head.detail.0.weight"][:1] == (48,)
+        assert added["head.decode.0.weight"] == (12, 256 + 48, 3, 3)
+        assert added["head.classifier.1.weight"] == (CLASSES, 12, 1, 1)
+        assert build(name).config.options["decoder"] is None
+
+    def test_the_papers_head_has_no_decoder(self) -> None:
+        assert build("hemnet", preset="paper").config.options["decoder"] is None
+
+    @pytest.mark.parametrize("decoder", [0, -1, True, 1.5, "wide"])
+    def test_a_decoder_is_a_number_of_channels(self, decoder: Any) -> None:
+        with pytest.raises(UserError, match="decoder must be null or a whole number from 1"):
+            build("nonlocal", decoder=decoder)
+
+    def test_a_decoder_needs_detail(self) -> None:
+        with pytest.raises(UserError, match="decoder=8 needs a feature of stride 4"):
+            hemnet.create_model("emanet", 3, "test_vit", 16, decoder=8)
 
     def test_options_reach_the_unit(self) -> None:
         unit = build(

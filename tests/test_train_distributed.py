@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import hemnet
+from hemnet.engine.build import open_datasets
 from hemnet.engine.checkpoint import read_checkpoint
+from hemnet.engine.evaluate import evaluate
 from hemnet.engine.runlog import read_metrics
 from hemnet.engine.train import train
 from hemnet.errors import UserError
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and torchr
 
 # Batch norm and dropout aside, whatever is computed is a sum over the images of both processes.
 FLAGS = ["--model.freeze_norm", "true", "--model.options.dropout", "0"]
-FLAGS += ["--optim.accumulate", "1", "--optim.steps", "6"]
+FLAGS += ["--optim.accumulate", "1", "--optim.steps", "6", "--optim.average", "0.9"]
 
 
 def torchrun(folder: Path, *flags: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
@@ -48,13 +51,31 @@ def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
     for key, value in alone.items():
         torch.testing.assert_close(joined[key], value, rtol=2e-4, atol=2e-6, msg=key)
     # The comparison means something only if training changed much more than rounding does.
-    for key in ("model.head.mix.0.weight", "model.head.attention.bases.value"):
+    for key in (
+        *("model.head.mix.0.weight", "model.head.attention.bases.value"),
+        *("average.head.mix.0.weight", "average.head.attention.bases.value"),
+    ):
         assert (alone[key] - start[key]).abs().max() > 100 * (alone[key] - joined[key]).abs().max()
     metrics = [read_metrics(tmp_path / run / "metrics.jsonl") for run in ("one", "two")]
     assert [m["step"] for m in metrics[0]] == [m["step"] for m in metrics[1]]
     for a, b in zip(*metrics, strict=True):
         if a["kind"] == "train":
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("average", ["null", "0.5"])
+def test_all_processes_judge_the_model_that_is_saved(average: str, tmp_path: Path) -> None:
+    """On a CPU each process has batch norms of its own, and judges its share of the images."""
+    flags = ["--model.freeze_norm", "false", "--optim.average", average, "--optim.rate", "0.5"]
+    flags += ["--data.val_length", "6", "--validation.keep", "last", "--optim.steps", "4"]
+    done = torchrun(tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    line = read_metrics(tmp_path / "two" / "metrics.jsonl")[-1]
+    val = open_datasets(tiny_config(*flags).data)[1]
+    assert val is not None
+    found = evaluate(hemnet.from_pretrained(tmp_path / "two" / "model"), val, progress=None)
+    assert line["pixel_accuracy"] == pytest.approx(found.pixel_accuracy, abs=1e-6)
+    assert line["miou"] == pytest.approx(found.miou, abs=1e-6)
 
 
 def read_checkpoint_of_start(folder: Path) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from hemnet.nn.health import BasesWarning, Health
 from hemnet.version import __version__
 
 if TYPE_CHECKING:
+    from hemnet.box import list_pretrained
     from hemnet.hub import from_pretrained
     from hemnet.models import create_model, list_models
     from hemnet.nn.segmenter import Segmenter
@@ -48,6 +49,7 @@ __all__ = [
     "from_pretrained",
     "highway_em",
     "list_models",
+    "list_pretrained",
     "log_likelihood",
     "n_step",
     "r_step",
@@ -60,6 +62,7 @@ _LAZY = {
     "create_model": "hemnet.models",
     "from_pretrained": "hemnet.hub",
     "list_models": "hemnet.models",
+    "list_pretrained": "hemnet.box",
 }
 
 

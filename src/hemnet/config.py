@@ -113,6 +113,7 @@ class OptimConfig:
         bias_rate: the rate of biases is this many times the base rate
         head_rate: the rate of everything but the backbone is this many times the base rate
         clip: largest norm of the gradient; null for no limit
+        average: decay of a moving average of the weights, which is judged and saved; null for none
     """
 
     name: Literal["sgd", "adamw", "lamb", "adafactor", "muon"] = "sgd"
@@ -128,6 +129,7 @@ class OptimConfig:
     bias_rate: float = 2.0
     head_rate: float = 1.0
     clip: float | None = None
+    average: float | None = None
 
 
 @dataclass
@@ -256,6 +258,11 @@ def check_config(config: TrainConfig) -> None:
         value = get(config, key)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{key} is {value}: expected a number above 0")
+    if config.optim.average is not None and not 0 <= config.optim.average < 1:
+        raise UserError(
+            f"optim.average is {config.optim.average}: expected a decay from 0 to below 1, such as "
+            "0.998, or null"
+        )
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         raise UserError(f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
     data, optim, loss, run = config.data, config.optim, config.loss, config.run

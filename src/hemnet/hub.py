@@ -1,4 +1,4 @@
-"""Saved models: a folder with `config.json` and `model.safetensors`, local or on the hub.
+"""Saved models: a folder with `config.json` and `model.safetensors`; local, ours or on the hub.
 
 Nothing in such a folder is executed, and a model is built only after the file's tensors were
 seen to be those that the configuration asks for.
@@ -7,6 +7,7 @@ seen to be those that the configuration asks for.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from dataclasses import asdict, fields
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from hemnet.box import boxed, is_hub_id, not_found
 from hemnet.errors import UserError
 from hemnet.models import make_config
 from hemnet.nn.segmenter import ModelConfig, Segmenter
@@ -28,16 +30,26 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 FORMAT = 1
+log = logging.getLogger("hemnet")
 
 
-def save_pretrained(model: Segmenter, folder: str | Path) -> Path:
-    """Writes a model's folder. Each file is complete before it takes its name."""
+def save_pretrained(model: Segmenter, folder: str | Path, half: bool = False) -> Path:
+    """Writes a model's folder. Each file is complete before it takes its name.
+
+    With `half` kernels are stored in half precision, everything else as it is: norms' statistics
+    would leave its range.
+    """
     if model.fused:
         raise UserError("a fused model cannot be saved: save the model that it was made from")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config_content(model), indent=2, ensure_ascii=False) + "\n"
     state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    if half:
+        state = {k: v.half() if _is_kernel(k, v) else v for k, v in state.items()}
+        lost = [k for k, v in state.items() if not v.isfinite().all()]
+        if lost:
+            raise UserError(f"half precision has no numbers as large as those of {lost[0]}")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
         Path(temporary, CONFIG).write_text(text, encoding="utf-8")
         save_file(state, Path(temporary, WEIGHTS), metadata={"format": "pt"})
@@ -52,12 +64,11 @@ def from_pretrained(source: str | Path, revision: str | None = None) -> Segmente
     """A saved model, in evaluation mode. Nothing in its files is executed.
 
     Args:
-        source: a folder that `save_pretrained` wrote, or a hub id such as "user/model".
+        source: a folder that `save_pretrained` wrote, the name of a model that comes with the
+            package (`list_pretrained`), or a hub id such as "user/model". In this order.
         revision: of the hub: a branch, tag or commit.
     """
-    folder = Path(source)
-    if not folder.is_dir():
-        folder = _download(str(source), revision)
+    folder = _folder(source, revision)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"{source} is not a saved model: it has no {name}")
@@ -73,6 +84,24 @@ def from_pretrained(source: str | Path, revision: str | None = None) -> Segmente
         raise UserError(f"{folder / CONFIG} cannot be used: {error}") from None
     model.load_state_dict(state)
     return model.eval()
+
+
+def _folder(source: str | Path, revision: str | None) -> Path:
+    folder, ours = Path(source), boxed(source)
+    holds = any((folder / name).is_file() for name in (CONFIG, WEIGHTS))
+    if holds or (folder.is_dir() and ours is None):
+        found = folder
+    elif ours is not None:
+        found = ours
+        if folder.exists():  # a data set is often called so, too
+            log.warning("%s holds no model: taking the one that comes with hemnet", folder)
+    elif is_hub_id(str(source)):
+        return _download(str(source), revision)
+    else:
+        raise UserError(not_found(str(source)))
+    if revision is not None:
+        raise UserError(f"revision {revision!r} is of the hub, and {found} is on this computer")
+    return found
 
 
 def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
@@ -126,6 +155,11 @@ def parse_config(text: str, path: Path) -> ModelConfig:
         return make_config(content.pop("model"), **content)
     except (UserError, TypeError, ValueError) as error:
         raise UserError(f"{path} cannot be used: {error}") from None
+
+
+def _is_kernel(name: str, value: Tensor) -> bool:
+    """Of a convolution; the bases are matrices, too, but small."""
+    return name.endswith(".weight") and value.ndim > 1
 
 
 def _check_tensors(config: ModelConfig, path: Path) -> None:

@@ -3,13 +3,14 @@
 Drop an image or take one of the samples: its segmentation appears, and below it what the EM unit
 does with it, iteration by iteration: what the bases attend to, the features rebuilt, and the
 likelihood bound for any number of iterations and step size. MODEL is a run folder, a folder that
-save_pretrained wrote, a file that `hemnet export` wrote, or a hub id; without one it is the demo's.
+save_pretrained wrote, a file that `hemnet export` wrote, the name of a model that comes with hemnet
+(camvid), or a hub id; without one it is the demo's.
 
 The page is served to this computer only, unless --host says otherwise.
 
 examples:
   hemnet demo && hemnet app --open
-  hemnet app runs/camvid --port 8000
+  hemnet app camvid --port 8000
   hemnet app mine.onnx --host 0.0.0.0          everyone in the network can use it
 """
 
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     if args.model == DEMO and not Path(DEMO).exists():
         raise UserError(
             f"there is no {DEMO} here: make it with `hemnet demo` (about two minutes), or give a "
-            "model: hemnet app MODEL."
+            "model: hemnet app MODEL, such as hemnet app camvid."
         )
     limits = _limits(args)
     from hemnet.app.guard import is_loopback

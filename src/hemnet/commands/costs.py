@@ -5,12 +5,14 @@ Nothing is allocated: a ResNet-152 at 4096×4096 is measured in seconds on any m
 examples:
   hemnet costs --model hemnet
   hemnet costs --model hemnet emanet deeplabv3plus --backbone resnet50 --size 1024x2048
+  hemnet costs --model hemnet nonlocal --option decoder=128
   hemnet costs --paper --json table3.json        our figures beside the paper's Table 3
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backbone", default="resnet101s", help="any suitable timm name")
     parser.add_argument("--output-stride", type=int, default=8, help="8, 16 or 32 (default 8)")
     parser.add_argument("--channels", type=int, help="width of the head")
+    parser.add_argument(
+        "--option",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="of the head, such as decoder=128 or bases=16",
+    )
     parser.add_argument("--num-classes", type=int, default=21, help="default 21")
     parser.add_argument("--size", default="513x513", help="HEIGHTxWIDTH (default 513x513)")
     parser.add_argument("--batch", type=int, default=1, help="images at once (default 1)")
@@ -46,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    if args.paper and args.model:
-        raise UserError("--paper has its own models: leave out --model")
+    if args.paper and (args.model or args.option):
+        raise UserError("--paper has its own models: leave out --model and --option")
     check_output(args.json)
     console = Console()
     if not console.is_terminal:
@@ -70,8 +78,10 @@ def _models(args: argparse.Namespace) -> tuple[dict[str, Any], Table]:
     size = _size(args.size)
     if args.batch < 1:
         raise UserError(f"--batch must be at least 1, not {args.batch}")
+    options = dict(_option(text) for text in args.option or ())
+    chosen = "".join(f", {name}={value}" for name, value in options.items())
     table = Table(
-        title=f"{args.backbone}, stride {args.output_stride}, "
+        title=f"{args.backbone}, stride {args.output_stride}{chosen}, "
         f"{args.batch}×3×{size[0]}×{size[1]}, {args.num_classes} classes, float32"
     )
     for column in ("model", "params (M)", "multiply-adds (G)", "FLOPs (G)"):
@@ -87,6 +97,7 @@ def _models(args: argparse.Namespace) -> tuple[dict[str, Any], Table]:
             args.backbone,
             args.output_stride,
             args.channels,
+            **options,
         )
         model = on_meta(make)
         costs = count(model, size, args.batch)
@@ -133,6 +144,24 @@ def _paper() -> tuple[dict[str, Any], Table]:
             cells += [form.format(row[key]), f"{row[f'paper_{name}_printed']} {mark}"]
         table.add_row(row["title"], *cells)
     return result, table
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """`name=value`, the value as a configuration file has it."""
+    import yaml
+
+    from hemnet.models import create_model
+
+    name, given, value = text.partition("=")
+    reserved = set(inspect.signature(create_model).parameters) - {"options"}
+    try:
+        if not given or not name.isidentifier() or name in reserved:
+            raise ValueError
+        return name, yaml.safe_load(value)
+    except (ValueError, yaml.YAMLError):
+        raise UserError(
+            f"--option is NAME=VALUE of the head, such as decoder=128, not {text!r}"
+        ) from None
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -109,3 +109,4 @@ def run(args: argparse.Namespace) -> None:
     print(f"mIoU {found.miou:.1f} on {len(scenes)} scenes it never saw.")
     print(f"mIoU {context:.1f} of the classes that depend on a lamp far away.")
     print(f"report: {report}")
+    print("next, a photograph of a street: hemnet predict camvid PHOTO --out found")

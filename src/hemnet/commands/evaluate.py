@@ -1,7 +1,8 @@
 """Evaluate a model: mIoU, IoU per class and pixel accuracy, from one confusion matrix.
 
-MODEL is a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, or a
-hub id. A run folder remembers its data set, so that `hemnet evaluate RUN` is enough.
+MODEL is a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, the
+name of a model that comes with hemnet (camvid), or a hub id. A run folder remembers its data set,
+so that `hemnet evaluate RUN` is enough.
 
 examples:
   hemnet evaluate runs/camvid
@@ -35,7 +36,7 @@ SHOWN = 6  # best and worst images that are drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="run, saved or exported model, hub id")
+    parser.add_argument("model", metavar="MODEL", help="run or model, see above")
     data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
     data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
     data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")

@@ -35,7 +35,7 @@ PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="run folder, saved model or hub id")
+    parser.add_argument("model", metavar="MODEL", help="run folder, saved model, camvid, hub id")
     parser.add_argument("--format", choices=FORMATS, default="onnx", help="(%(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help=".onnx, .pt2, .xml")
     parser.add_argument("--iterations", type=int, help="of EM, instead of the model's own")

@@ -3,7 +3,8 @@
 INPUT is any number of image files, folders (with all below), patterns in quotes, and - for a list
 of files on standard input. JPEG, PNG, WebP, TIFF and more; 16 bits, grey, CMYK, palettes, alpha
 and rotation marks are taken care of; of a file with several pictures the first is used. MODEL is
-a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, or a hub id.
+a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, the name of a
+model that comes with hemnet (camvid: streets, 11 classes), or a hub id.
 
 In DIR: classes/NAME.png (palette PNG of the image's size, ids as in the model), overlays/NAME.jpg
 and predictions.jsonl with size, time and the classes' shares. Inputs of the same name keep what
@@ -14,7 +15,8 @@ is 0 if every image was predicted, 1 if one was not or the disk is full, 2 after
 command.
 
 examples:
-  hemnet predict runs/camvid photo.jpg --out found
+  hemnet predict camvid street.jpg --out found
+  hemnet predict runs/mine photo.jpg --out found
   hemnet predict runs/camvid photos 'more/**/*.tif' --out found --scales 0.75 1 1.25 --flip
   find . -name '*.jpg' | hemnet predict user/model - --out found --no-overlays
   hemnet predict runs/fields mosaic.tif --out found --global-bases       12,000×12,000 and more
@@ -49,7 +51,7 @@ VOC_TEST = 1456  # images of its test set
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="run, saved or exported model, hub id")
+    parser.add_argument("model", metavar="MODEL", help="run or model, see above")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="files, folders, patterns, or -")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where results go")
     parser.add_argument("--no-overlays", action="store_true", help="only class maps and JSON")

@@ -1,7 +1,7 @@
 """Checkpoints: one file with everything a run needs to go on as if it had never stopped.
 
-A safetensors file: tensors under `model.` and `optimizer.`, and the numbers as JSON in its
-metadata. Nothing in it is executed on loading. It is written beside its final name, flushed to
+A safetensors file: tensors under `model.`, `average.` and `optimizer.`, and the numbers as JSON in
+its metadata. Nothing in it is executed on loading. It is written beside its final name, flushed to
 the disk and renamed, so that under the final name there is always a complete checkpoint.
 """
 
@@ -47,10 +47,16 @@ class Progress:
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    average: nn.Module | None = None,
 ) -> None:
     """Write a checkpoint; at `path` is the old one or the new one, never a part."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{name}": value for name, value in average.state_dict().items()}
     plain: dict[str, Any] = {}
     for key, value in _optimizer_values(optimizer):
         (tensors if isinstance(value, Tensor) else plain)[key] = value
@@ -82,12 +88,22 @@ def _settings(optimizer: torch.optim.Optimizer) -> set[str]:
     return {*optimizer.defaults, *_GROUP}
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Put a checkpoint into a model and an optimizer made from the same configuration."""
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: nn.Module | None = None,
+) -> Progress:
+    """Put a checkpoint into what was made from the same configuration.
+
+    An average that the run did not have so far begins with its weights.
+    """
     tensors, progress, plain = _read(path)
-    state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    state = _part(tensors, "model.")
     try:
         model.load_state_dict(state)
+        if average is not None:
+            average.load_state_dict(_part(tensors, "average.") or state)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise UserError(
@@ -102,6 +118,10 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
             f"{path} does not fit this optimizer ({error}). Resume with the run's own configuration"
         ) from None
     return progress
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def read_progress(path: Path) -> Progress:
@@ -181,15 +201,30 @@ class Keeper:
         self.model_folder = out / "model"
         self.follows_last = keep == "last" or not validates  # what the model folder holds
 
-    def save(self, model: Segmenter, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        save_checkpoint(self.last, model, optimizer, progress)
-        self._derive(model, progress)
+    def save(
+        self,
+        model: Segmenter,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        average: Segmenter | None = None,
+    ) -> None:
+        """Write what a run is; others find its average in the model folder, if it has one."""
+        save_checkpoint(self.last, model, optimizer, progress, average)
+        self._derive(average or model, progress)
 
-    def load(self, model: Segmenter, optimizer: torch.optim.Optimizer) -> Progress | None:
+    def load(
+        self,
+        model: Segmenter,
+        optimizer: torch.optim.Optimizer,
+        average: Segmenter | None = None,
+    ) -> Progress | None:
         """The last checkpoint, if there is one."""
-        return load_checkpoint(self.last, model, optimizer) if self.last.exists() else None
+        if not self.last.exists():
+            return None
+        return load_checkpoint(self.last, model, optimizer, average)
 
     def mend(self, model: Segmenter, progress: Progress) -> None:
+        """`model` is what the model folder would hold: the average, if there is one."""
         for rest in self.model_folder.glob(".saving-*"):
             shutil.rmtree(rest, ignore_errors=True)
         self._derive(model, progress)

@@ -1,9 +1,10 @@
-"""What MODEL means on the command line: a run, a saved model, an exported file or a hub id."""
+"""What MODEL means on the command line: a run, a saved model, an exported file, ours, a hub id."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from hemnet.box import boxed
 from hemnet.config import TrainConfig
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.engine.build import open_datasets
@@ -24,15 +25,15 @@ def open_model(source: str | Path, trust: bool = False) -> Segmenter | ExportedM
 
 
 def load_model(source: str | Path) -> Segmenter:
-    """The model of a run folder, of a `save_pretrained` folder or of a hub id, ready to use."""
+    """The model of a run folder or a `save_pretrained` folder, one of ours, or of a hub id."""
     path = Path(source)
     if path.is_file():
         raise UserError(
             f"{source} is a file: what is asked for here needs a run folder, a folder that "
-            "save_pretrained wrote, or a hub id such as user/model."
+            "save_pretrained wrote, a model that comes with hemnet, or a hub id such as user/model."
         )
     if not path.is_dir():
-        return from_pretrained(str(source))
+        return from_pretrained(source)
     if (path / RUN_MODEL / CONFIG).is_file():
         return from_pretrained(path / RUN_MODEL)
     if (path / CONFIG).is_file():
@@ -42,6 +43,8 @@ def load_model(source: str | Path) -> Segmenter:
             f"the run {source} has saved no model yet: it does so at its first validation. "
             f"Continue it with `hemnet train --resume --out {source}`."
         )
+    if boxed(source) is not None:
+        return from_pretrained(source)
     raise UserError(
         f"{source} is neither a run folder (with {RUN_MODEL}/{CONFIG}) nor a saved model "
         f"(with {CONFIG})."

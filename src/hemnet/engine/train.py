@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import distributed
 
 from hemnet.config import TrainConfig, check_config
 from hemnet.data import Batch, SegmentationDataset
 from hemnet.engine import build
+from hemnet.engine.average import AveragedWeights
 from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
@@ -127,6 +129,10 @@ class Run:
                 "them on a CPU: model.freeze_norm avoids the difference"
             )
         self.optimizer = make_optimizer(self.model, config.optim)
+        decay = config.optim.average
+        self.average = None if decay is None else AveragedWeights(self.model, decay)
+        self.averaged = None if self.average is None else self.average.module
+        self.judged = self.averaged or self.model  # what is validated and offered to others
 
         self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
         self._saved = self._restored = -1
@@ -200,6 +206,8 @@ class Run:
         if optim.clip is not None:
             self.accelerator.clip_grad_norm_(trained(self.model), optim.clip)
         self._change()
+        if self.average is not None:
+            self.average.update(self.model, progress.step)
         self.stepper.zero_grad(set_to_none=True)
         self.loss_sum += step_loss
         progress.step += 1
@@ -281,12 +289,15 @@ class Run:
         """Judge the model and keep it if it is the best; False when a signal came meanwhile."""
         assert self.val is not None
         progress, start = self.progress, time.perf_counter()
+        if self.world > 1:  # batch norms' statistics: what is judged is what the first one saves
+            for buffer in self.judged.buffers():
+                distributed.broadcast(buffer, 0)
         # Alone, validation can be dropped and done again. Processes would not agree when.
         droppable = self.signals.immediately() if self.world == 1 else nullcontext()
         try:
             with self.meter.paused(), self.display.away(), droppable:
                 found = evaluate(
-                    self.wrapped,
+                    self.judged,
                     self.val,
                     self.options,
                     device=self.device,
@@ -333,7 +344,7 @@ class Run:
         if self.log is not None:
             with self.meter.paused():
                 self.log.sync()
-                self.keeper.save(self.model, self.optimizer, progress)
+                self.keeper.save(self.model, self.optimizer, progress, self.averaged)
         self._saved = progress.step
         self.accelerator.wait_for_everyone()
 
@@ -341,7 +352,7 @@ class Run:
         """The state of the last checkpoint, or of a run that begins."""
         if self.main:
             write_config(self.config, self.out)
-        progress = self.keeper.load(self.model, self.optimizer)
+        progress = self.keeper.load(self.model, self.optimizer, self.averaged)
         if progress is None:
             if self.main:
                 write_environment(self.out, self.device, self.world)
@@ -355,7 +366,7 @@ class Run:
                 "ends with other rounding", progress.processes, self.world,
             )  # fmt: skip
         if self.main:
-            self.keeper.mend(self.model, progress)
+            self.keeper.mend(self.judged, progress)
         else:
             progress.loss_sum = 0.0
         progress.processes = self.world

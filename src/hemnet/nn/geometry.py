@@ -7,6 +7,7 @@ patches, and does not depend on the image's size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -52,7 +53,10 @@ def upsample(x: Tensor, size: Sequence[int], stride: int, offset: float = 0.0) -
     whole = [(n - 1) * stride + 1 for n in x.shape[-2:]]
     if whole != list(x.shape[-2:]):
         x = F.interpolate(x, whole, mode="bilinear", align_corners=True)
-    return _cut(x, size, max(0, round(offset)))
+    before = max(0, math.floor(offset))
+    between = max(0.0, offset) - before
+    shifted = _cut(x, size, before)
+    return shifted.lerp(_cut(x, size, before + 1), between) if between else shifted
 
 
 def _cut(x: Tensor, size: Sequence[int], before: int = 0) -> Tensor:

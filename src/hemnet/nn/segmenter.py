@@ -79,6 +79,10 @@ class Segmenter(nn.Module):
         self.auxiliary = AuxiliaryHead(channels, config.num_classes) if config.auxiliary else None
         # At which of the backbone's strides the two heads give their logits.
         self._levels = getattr(self.head, "level", -1), -2
+        fine, offsets = self._levels[0], self.backbone.offsets
+        if fine != -1:
+            shift = (offsets[-1] - offsets[fine]) / strides[fine]
+            self.head.offset = shift  # type: ignore[assignment]
         mean, std = self.backbone.mean, self.backbone.std
         if weights is not None and weights != "imagenet":
             report = self.weights_report = load_weights(self.backbone.network, weights)
@@ -197,11 +201,14 @@ class Segmenter(nn.Module):
             raise RuntimeError("a fused model has no batch norms left and cannot be trained")
         return super().train(mode)
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes `config.json` and `model.safetensors`; `hemnet.from_pretrained` reads them."""
+    def save_pretrained(self, folder: str | Path, half: bool = False) -> Path:
+        """Writes `config.json` and `model.safetensors`; `hemnet.from_pretrained` reads them.
+
+        `half`: kernels in half precision, for a file of half the size.
+        """
         from hemnet.hub import save_pretrained
 
-        return save_pretrained(self, folder)
+        return save_pretrained(self, folder, half)
 
     def push_to_hub(self, repo_id: str, private: bool = False) -> str:
         """Uploads what `save_pretrained` writes to the Hugging Face hub; returns the address."""

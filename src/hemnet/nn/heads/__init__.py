@@ -4,7 +4,8 @@ Every head is made with (channels, strides, num_classes, **options) and maps the
 to B,classes,h,w; the segmenter resizes that to the image. A second argument, a mask 1,h,w or
 B,h,w of the last features, is 0 where a feature lies on padding: what a head collects over the
 whole image leaves these out. A head whose logits are not on the grid of the last features says
-so by `level`, the number of the features they are on.
+so by `level`, the number of the features they are on, and is told by `offset` on which feature of
+that grid the first one of the last features lies.
 """
 
 from torch import nn

@@ -3,6 +3,10 @@
 3×3 convolution to `width` → attention unit → 3×3 convolution to `mixed` → classifier.
 `concatenate` joins the backbone's features to what the classifier would see and mixes the two
 with another 3×3 convolution, as mmsegmentation's heads do.
+
+With `decoder` the mixed channels are up-sampled to stride 4, joined to the backbone's features
+there (reduced to 48 channels), and mixed by one more 3×3 convolution before the classifier: the
+light decoder of DeepLabV3+ (https://arxiv.org/abs/1802.02611).
 """
 
 from __future__ import annotations
@@ -15,33 +19,59 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hemnet.nn.attention import EMAttention, HighwayEMAttention
-from hemnet.nn.heads.layers import MIXED, attended, classifier, conv_bn_relu
+from hemnet.nn.heads.layers import (
+    DETAIL,
+    MIXED,
+    attended,
+    classifier,
+    conv_bn_relu,
+    detail_index,
+    joined,
+)
 
 
 class AttentionHead(nn.Module):
-    """B,C,h,w → B,classes,h,w, with an attention unit made by a subclass."""
+    """B,C,h,w → B,classes,h,w, with an attention unit made by a subclass.
+
+    With `decoder`, its number of channels, the logits are on the grid of stride 4.
+    """
+
+    offset = 0.0
 
     def __init__(
         self,
         channels: Sequence[int],
+        strides: Sequence[int],
         num_classes: int,
         width: int,
         attention: nn.Module,
         dropout: float,
         mixed: int,
         concatenate: bool,
+        decoder: int | None,
     ) -> None:
         super().__init__()
         self.reduce = conv_bn_relu(channels[-1], width, 3)
         self.attention = attention
         self.mix = conv_bn_relu(width, mixed, 3)
         self.join = conv_bn_relu(channels[-1] + mixed, mixed, 3) if concatenate else None
-        self.classifier = classifier(mixed, num_classes, dropout)
+        self.detail: nn.Module | None = None
+        if decoder is not None:
+            if isinstance(decoder, bool) or not isinstance(decoder, int) or decoder < 1:
+                raise ValueError(f"decoder must be null or a whole number from 1, not {decoder!r}")
+            self.level = detail_index(strides, f"decoder={decoder}")
+            self.factor = strides[-1] // 4
+            self.detail = conv_bn_relu(channels[self.level], DETAIL)
+            self.decode = conv_bn_relu(mixed + DETAIL, decoder, 3)
+        self.classifier = classifier(decoder or mixed, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = self.mix(self.attention(self.reduce(features[-1]), mask))
         if self.join is not None:
             x = self.join(torch.cat([features[-1], x], 1))
+        if self.detail is not None:
+            detail = self.detail(features[self.level])
+            x = self.decode(joined(x, detail, self.factor, self.offset))
         return self.classifier(x)
 
 
@@ -59,10 +89,12 @@ class HEMHead(AttentionHead):
         dropout: float = 0.1,
         mixed: int = MIXED,
         concatenate: bool = False,
+        decoder: int | None = None,
         **unit: Any,
     ) -> None:
         attention = self.UNIT(width, **unit)
-        super().__init__(channels, num_classes, width, attention, dropout, mixed, concatenate)
+        options = mixed, concatenate, decoder
+        super().__init__(channels, strides, num_classes, width, attention, dropout, *options)
 
 
 class EMAHead(HEMHead):
@@ -111,6 +143,8 @@ class NonLocalHead(AttentionHead):
         mixed: int = MIXED,
         concatenate: bool = False,
         activation: bool = True,
+        decoder: int | None = None,
     ) -> None:
         attention = NonLocalAttention(width, activation)
-        super().__init__(channels, num_classes, width, attention, dropout, mixed, concatenate)
+        options = mixed, concatenate, decoder
+        super().__init__(channels, strides, num_classes, width, attention, dropout, *options)

@@ -11,16 +11,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hemnet.nn.geometry import upsample
-from hemnet.nn.heads.layers import classifier, conv_bn_relu, masked_mean
+from hemnet.nn.heads.layers import (
+    DETAIL,
+    classifier,
+    conv_bn_relu,
+    detail_index,
+    joined,
+    masked_mean,
+)
 
 # The rates of the DeepLab papers at stride 16, doubled or halved to reach as far on the image.
 _RATES = {8: (12, 24, 36), 16: (6, 12, 18), 32: (3, 6, 9)}
-_DETAIL_CHANNELS = 48
 
 
 class DeepLabV3PlusHead(nn.Module):
     """Features at strides 4 and s → logits at stride 4: B,classes,H/4,W/4."""
+
+    offset = 0.0
 
     def __init__(
         self,
@@ -31,12 +38,7 @@ class DeepLabV3PlusHead(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        if 4 not in strides:
-            raise ValueError(
-                "deeplabv3plus needs a feature of stride 4 for its decoder; this backbone has "
-                f"strides {sorted(set(strides))}"
-            )
-        self.level = self.detail_index = len(strides) - 1 - list(strides)[::-1].index(4)
+        self.level = self.detail_index = detail_index(strides, "deeplabv3plus")
         self.factor = strides[-1] // 4
         inputs = channels[-1]
         self.branches = nn.ModuleList([conv_bn_relu(inputs, width)])
@@ -44,9 +46,9 @@ class DeepLabV3PlusHead(nn.Module):
             self.branches.append(conv_bn_relu(inputs, width, 3, rate))
         self.pool = conv_bn_relu(inputs, width)
         self.project = conv_bn_relu(5 * width, width)
-        self.detail = conv_bn_relu(channels[self.detail_index], _DETAIL_CHANNELS)
+        self.detail = conv_bn_relu(channels[self.detail_index], DETAIL)
         self.decode = nn.Sequential(
-            conv_bn_relu(width + _DETAIL_CHANNELS, width, 3), conv_bn_relu(width, width, 3)
+            conv_bn_relu(width + DETAIL, width, 3), conv_bn_relu(width, width, 3)
         )
         self.classifier = classifier(width, num_classes, dropout)
 
@@ -54,8 +56,5 @@ class DeepLabV3PlusHead(nn.Module):
         detail, x = features[self.detail_index], features[-1]
         pooled = self.pool(masked_mean(x, mask)).expand(-1, -1, *x.shape[-2:])
         x = self.project(torch.cat([*(branch(x) for branch in self.branches), pooled], 1))
-        # Patches are cut at both strides alike: there are `factor` times as many of the small ones.
-        patches = x.shape[-2] * self.factor == detail.shape[-2]
-        offset = (self.factor - 1) / 2 if patches else 0.0
-        x = upsample(x, detail.shape[-2:], self.factor, offset)
-        return self.classifier(self.decode(torch.cat([x, self.detail(detail)], 1)))
+        x = joined(x, self.detail(detail), self.factor, self.offset)
+        return self.classifier(self.decode(x))
