@@ -185,3 +185,17 @@ def test_sheet_holds_the_pictures_unscaled_and_their_augmented_form():
     windows = np.lib.stride_tricks.sliding_window_view(both, (64, 64, 3))[:, :, 0]
     wanted = colour_labels(mask, scenes.info.palette)[:, ::-1]
     assert (windows[:, :, ::9, ::9] == wanted[::9, ::9]).all((2, 3, 4)).sum() == 1
+
+
+def test_generated_scenes_are_sampled_and_it_is_said(hemnet, monkeypatch):
+    drawn = []
+    read = Scenes.read
+    monkeypatch.setattr(Scenes, "read", lambda self, i: drawn.append(i) or read(self, i))
+    code, out, _ = hemnet("check", "scenes", "--size", 48, "--workers", 1)
+    assert code == 0
+    assert len(drawn) <= 128
+    assert "drawn" in out.splitlines()[0]
+    assert "--length" in out.splitlines()[0]
+    code, out, _ = hemnet("check", "scenes", "--size", 48, "--length", 7, "--split", "val")
+    assert "7 images" in out
+    assert "--length" not in out

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 HELP = "check, prepare and look at data sets"
 SHOWN = 10  # problems of a kind that are printed; --json has all
+SCENES_LOOKED_AT = 64  # of each split: they are all made by the same rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +112,12 @@ def _check(args: argparse.Namespace) -> None:
     from hemnet.data.check import check
 
     splits = [args.split] if args.split else splits_present(args.name, args.root)
+    if args.name == "scenes" and args.length is None:
+        args.length = SCENES_LOOKED_AT
+        print(
+            f"scenes are generated: {args.length} of each split are drawn and looked at "
+            "(--length N for more)."
+        )
     # Missing files are part of the report, unless a part is what the user has.
     with _quiet():  # the report has the notes
         datasets = [_open(args, split, True) for split in splits]
