@@ -6,6 +6,7 @@ examples:
   hemnet data prepare voc --root data --download         VOC 2012 and SBD, about 3.5 GB
   hemnet data prepare coco_stuff --root cocostuff-10k-v1.1
   hemnet data prepare folder --root mydata               writes classes.txt
+  hemnet data prepare labelme --root photos --out mydata     and coco-json, cvat
   hemnet data show scenes                                the built-in data set, drawn to a PNG
   hemnet data show camvid --root CamVid --split val --out sheet.png
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 HELP = "check, prepare and look at data sets"
 SHOWN = 10  # problems of a kind that are printed; --json has all
+FORMATS = ("labelme", "coco-json", "cvat")  # annotations that `prepare` turns into a folder
 SCENES_LOOKED_AT = 64  # of each split: they are all made by the same rules
 
 
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare = subs["prepare"]
     prepare.add_argument(
         "--source", type=Path, help="where the raw labels are, if not below --root"
+    )
+    prepare.add_argument(
+        "--out", type=Path, help="for annotations: the new folder (default: ROOT-prepared)"
+    )
+    prepare.add_argument(
+        "--classes", help="for annotations: a file, or names with commas, in their order"
     )
     prepare.add_argument("--download", action="store_true", help="fetch what is missing first")
     show = subs["show"]
@@ -196,6 +204,18 @@ def _prepare(args: argparse.Namespace) -> None:
     from hemnet.data.catalog import dataset_info
     from hemnet.data.prepare import preparations
 
+    if args.name in FORMATS:
+        if args.root is None:
+            raise UserError("say where the images are: --root DIR")
+        from hemnet.data.convert import convert_format
+
+        print(convert_format(args.name, args.root, args.source, args.out, args.classes))
+        folder = args.out or f"{args.root.resolve().name}-prepared"
+        print(f"next: hemnet data split folder --root {folder}")
+        return
+    for option in ("out", "classes"):
+        if getattr(args, option) is not None:
+            raise UserError(f"--{option} is for {', '.join(FORMATS)}.")
     dataset_info(args.name)  # an unknown name is answered with the known ones
     known = preparations()
     if args.name not in known:
