@@ -7,6 +7,7 @@ examples:
   hemnet data prepare coco_stuff --root cocostuff-10k-v1.1
   hemnet data prepare folder --root mydata               writes classes.txt
   hemnet data prepare labelme --root photos --out mydata     and coco-json, cvat
+  hemnet data split folder --root mydata --val 0.2 --group '^(.*)_'    films stay whole
   hemnet data show scenes                                the built-in data set, drawn to a PNG
   hemnet data show camvid --root CamVid --split val --out sheet.png
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "check": "read every pair and report what is wrong",
         "prepare": "convert raw labels (and download where the licence allows)",
         "show": "draw a contact sheet, before and after augmentation",
+        "split": "divide a folder into train, val and test, by lists; no file is moved",
     }
     subs = {
         name: actions.add_parser(name, help=text, description=text + ".")
@@ -51,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, sub in subs.items():
         sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder")
         sub.add_argument("--root", type=Path, help="its folder (for list: its file)")
+        sub.add_argument(
+            "--labels",
+            "--data.labels",
+            metavar="PATTERN",
+            help="for folder: how label files are called, such as '{stem}_mask.png', or a folder",
+        )
         if name != "prepare":
             _reading_arguments(sub)
     subs["check"].add_argument("--workers", type=int, help="threads (default: one per core)")
@@ -66,6 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--classes", help="for annotations: a file, or names with commas, in their order"
     )
     prepare.add_argument("--download", action="store_true", help="fetch what is missing first")
+    split = subs["split"]
+    split.add_argument("--val", type=float, default=0.2, help="share of the images (default: 0.2)")
+    split.add_argument("--test", type=float, default=0.0, help="share of the images (default: 0)")
+    split.add_argument(
+        "--group",
+        help="what stays together: folder, or a regular expression whose bracket is the group, "
+        r"such as '^(.*)_\d+$' for films",
+    )
+    split.add_argument("--seed", type=int, default=0, help="another division (default: 0)")
     show = subs["show"]
     show.add_argument("--out", type=Path, help="PNG or JPEG file (default: NAME-SPLIT.png)")
     show.add_argument("--count", type=int, default=8, help="how many pairs (default: 8)")
@@ -95,7 +112,7 @@ def _reading_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    {"check": _check, "prepare": _prepare, "show": _show}[args.action](args)
+    {"check": _check, "prepare": _prepare, "show": _show, "split": _split}[args.action](args)
 
 
 def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDataset:
@@ -110,6 +127,7 @@ def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDa
         partial=partial,
         classes=args.classes,
         label_map=label_map,
+        labels=args.labels,
         size=args.size,
         length=args.length,
     )
@@ -119,7 +137,7 @@ def _check(args: argparse.Namespace) -> None:
     from hemnet.data.catalog import splits_present
     from hemnet.data.check import check
 
-    splits = [args.split] if args.split else splits_present(args.name, args.root)
+    splits = [args.split] if args.split else splits_present(args.name, args.root, args.labels)
     if args.name == "scenes" and args.length is None:
         args.length = SCENES_LOOKED_AT
         print(
@@ -202,7 +220,7 @@ def _bar(share: float, *, blocks: bool, width: int = 30) -> str:
 
 def _prepare(args: argparse.Namespace) -> None:
     from hemnet.data.catalog import dataset_info
-    from hemnet.data.prepare import preparations
+    from hemnet.data.prepare import preparations, prepare_folder
 
     if args.name in FORMATS:
         if args.root is None:
@@ -223,7 +241,10 @@ def _prepare(args: argparse.Namespace) -> None:
         return
     if args.root is None:
         raise UserError("say where the data is (or should be): --root DIR")
-    print(known[args.name](args.root, args.source, args.download))
+    if args.name == "folder":
+        print(prepare_folder(args.root, args.source, args.download, args.labels))
+    else:
+        print(known[args.name](args.root, args.source, args.download))
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -235,7 +256,7 @@ def _show(args: argparse.Namespace) -> None:
 
     if args.count < 1 or args.tile < 16:
         raise UserError("--count must be at least 1 and --tile at least 16.")
-    split = args.split or splits_present(args.name, args.root)[0]
+    split = args.split or splits_present(args.name, args.root, args.labels)[0]
     dataset = _open(args, split, args.partial)
     picks = np.random.default_rng(args.seed).permutation(len(dataset))[: args.count]
     augmentation = None
@@ -258,3 +279,49 @@ def _show(args: argparse.Namespace) -> None:
     path = args.out or Path(f"{args.name}-{split}.png")
     save_sheet(sheet, path)
     print(f"{len(picks)} of {len(dataset)} pairs of {args.name} {split} drawn to {path}")
+
+
+def _split(args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hemnet.data.catalog import splits_present
+    from hemnet.data.dataset import FileDataset
+    from hemnet.data.folders import SPLITS
+    from hemnet.data.split import divide, write_splits
+
+    if args.name != "folder" or args.root is None:
+        raise UserError("`hemnet data split` divides a folder: hemnet data split folder --root DIR")
+    if (args.root / SPLITS).exists():
+        raise UserError(f"{args.root / SPLITS} exists already: remove it to divide anew.")
+    present = splits_present("folder", args.root, args.labels)
+    shares = {"train": 1 - args.val - args.test, "val": args.val, "test": args.test}
+    shares = {part: share for part, share in shares.items() if share != 0}
+    source = args.split or present[0]
+    taken = [part for part in shares if part in present and part != source]
+    if taken:
+        raise UserError(
+            f"{args.root} has {' and '.join(taken)} already. Leave out --{taken[0]}, with "
+            f"--{taken[0]} 0, or move its images."
+        )
+    dataset = _open(args, source, args.partial)
+    assert isinstance(dataset, FileDataset)
+    division = divide(dataset, shares, group=args.group, seed=args.seed)
+    written = write_splits(dataset, division, args.root)
+    table = Table("class", box=None, pad_edge=False)
+    for part in division.members:
+        table.add_column(part, justify="right")
+    for number, name in enumerate(dataset.info.classes):
+        row = (_percent(int(n[number]) / max(1, int(n.sum()))) for n in division.pixels.values())
+        table.add_row(escape(name), *row)
+    console = Console(highlight=False)
+    for path, (part, members) in zip(written, division.members.items(), strict=True):
+        console.print(
+            f"[bold]{part}[/]: {len(members)} images in {division.groups[part]} groups, "
+            f"{escape(str(path))}",
+            soft_wrap=True,
+        )
+    if division.duplicates:
+        print(f"{division.duplicates} images are the same as another: they stay together.")
+    console.print(table)

@@ -123,14 +123,16 @@ def dataset_info(name: str) -> Info:
     return CATALOG[name].info
 
 
-def splits_present(name: str, root: str | os.PathLike[str] | None) -> list[str]:
+def splits_present(
+    name: str, root: str | os.PathLike[str] | None, labels: str | None = None
+) -> list[str]:
     """The splits of a data set that the folder has files of."""
     info = dataset_info(name)
     if name == "scenes":
         return list(info.splits)
     base = _folder(name, root)
     if name == "folder":
-        return folders.folder_splits(base)
+        return folders.folder_splits(base, labels is not None)
     if name == "list":
         return (
             [base.stem]
@@ -165,6 +167,7 @@ def open_dataset(
     partial: bool = False,
     classes: str | list[str] | None = None,
     label_map: Mapping[int, int] | None = None,
+    labels: str | None = None,
     size: int | Sequence[int] | None = None,
     length: int | None = None,
     seed: int | None = None,
@@ -178,6 +181,7 @@ def open_dataset(
         partial: use the pairs that are there when listed files are missing (else an error).
         classes: for `folder` and `list`: names, a file of them, or their number.
         label_map: value in the label files → class or 255, instead of the data set's own.
+        labels: for `folder`: how label files are called, such as `{stem}_mask.png`.
         size: side, or height and width, of the scenes; None for 128.
         length: number of scenes; None for 4000 (train) or 400 (val).
         seed: of the scenes; None for 0.
@@ -189,6 +193,7 @@ def open_dataset(
     """
     info = dataset_info(name)
     _refuse(name, {"classes": classes}, OWN)
+    _refuse(name, {"labels": labels}, ("folder",))
     _refuse(name, {"size": size, "length": length, "seed": seed}, ("scenes",))
     _refuse(name, {"label map": label_map}, [other for other in CATALOG if other != "scenes"])
     if name == "scenes":
@@ -201,7 +206,10 @@ def open_dataset(
         colours = tuple(info.palette)
         if split not in info.splits:
             raise UserError(f"{name} split {split!r}: expected one of {', '.join(info.splits)}.")
-    layout = CATALOG[name].find(base, split)
+    if name == "folder":
+        layout = folders.folder(base, split, labels)
+    else:
+        layout = CATALOG[name].find(base, split)
     pairs, notes = _usable(info, split, base, layout, partial)
     coding = Coding(
         len(info.classes), label_map if label_map is not None else layout.label_map, colours

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hemnet.data import download as archives
+from hemnet.data import folders as own
 from hemnet.data.classes import colour_map, official_ids, raw_classes
 from hemnet.data.folders import find_classes, folder_splits
 from hemnet.data.labels import VOID, DataError, raw_values
-from hemnet.data.layouts import LABEL_EXTENSIONS, enter, files_under
+from hemnet.data.layouts import enter
 from hemnet.errors import UserError
 from hemnet.progress import track
 
@@ -173,25 +174,31 @@ def _mats(source: Path | None, places: Iterable[Path], archive: str) -> list[Pat
     )
 
 
-def prepare_folder(root: Path, source: Path | None = None, fetch: bool = False) -> str:
+def prepare_folder(
+    root: Path, source: Path | None = None, fetch: bool = False, labels: str | None = None
+) -> str:
     """classes.txt from the values or colours that the labels contain."""
     _no_download("folder", fetch)
     target = root / "classes.txt"
     if target.exists():
         names, _ = find_classes(root, None)
         return f"{target} is there already, with {len(names)} classes"
-    if not folder_splits(root):
-        raise UserError(f"{root}: no images/ folder. Expected images/ and labels/ here.")
+    if not folder_splits(root, labels is not None):
+        raise UserError(
+            f"{root}: no images/ folder. Expected images/ and labels/ here. Where labels lie "
+            "beside their images, say how they are called: --data.labels '{stem}_mask.png'."
+        )
     found: set[int | str] = set()
-    labels = [
-        p
-        for f in sorted(root.rglob("*"))
-        if f.is_dir() and f.name in ("labels", "label", "masks", "annotations")
-        for p in files_under(f, LABEL_EXTENSIONS)
-    ]
-    if not labels:
-        raise UserError(f"{root}: no label images in labels/, masks/ or annotations/.")
-    for path in track(labels, "labels", len(labels)):
+    files: set[Path] = set()
+    problem = None
+    for split in folder_splits(root, labels is not None):
+        try:
+            files |= {pair.label for pair in own.folder(root, split, labels).pairs}
+        except UserError as error:  # a test set may have no labels
+            problem = error
+    if not files and problem is not None:
+        raise problem
+    for path in track(sorted(files), "labels", len(files)):
         values = raw_values(path)
         if values.ndim == 3 and not (values == values[..., :1]).all():
             wide = values.astype(np.uint32)
