@@ -55,13 +55,15 @@ class DataConfig:
 
     Args:
         name: a data set of `hemnet data`, such as voc, camvid, folder or scenes
-        root: its folder; scenes has none
+        root: its folder (of hf: a folder or a name on the hub); scenes has none
         split: what is trained on
         val_split: what validation looks at; null for no validation
         partial: use the pairs that are there when listed files are missing
         skip_broken: leave out files that cannot be read, instead of stopping
         classes: names, or a file of names, for folder and list
         label_map: value in the label files → class
+        labels: names of label files, such as {stem}_mask.png; null for the images' names
+        columns: image and mask column of a Hugging Face data set; null to find them
         size: side of the generated scenes; null for 128
         length: how many scenes to train on; null for 4000
         val_length: how many scenes to validate on; null for 400
@@ -81,6 +83,8 @@ class DataConfig:
     skip_broken: bool = False
     classes: str | list[str] | None = None
     label_map: dict[int, int] | None = None
+    labels: str | None = None
+    columns: tuple[str, str] | None = None
     size: int | None = None
     length: int | None = None
     val_length: int | None = None

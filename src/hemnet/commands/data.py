@@ -12,7 +12,7 @@ examples:
   hemnet data show camvid --root CamVid --split val --out sheet.png
 
 data sets: voc, pascal_context, pascal_context_59, coco_stuff, coco, camvid, cityscapes, ade20k,
-folder (images/ and labels/), list (a file of pairs), scenes (generated, no files needed)
+folder (images/ and labels/), list (a file of pairs), hf (Hugging Face), scenes (generated)
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ def _reading_arguments(sub: argparse.ArgumentParser) -> None:
         "--classes", help="for folder and list: a file, names with commas, or a number"
     )
     sub.add_argument("--label-map", help="re-number label values, such as 0:255,1:0, or a file")
+    sub.add_argument(
+        "--data.columns", dest="picked", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
+    )
     sub.add_argument("--size", type=int, help="side of the scenes (default: 128)")
     sub.add_argument("--length", type=int, help="number of scenes")
 
@@ -128,6 +131,7 @@ def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDa
         classes=args.classes,
         label_map=label_map,
         labels=args.labels,
+        columns=args.picked,
         size=args.size,
         length=args.length,
     )

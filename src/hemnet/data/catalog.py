@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hemnet.data import classes as known
-from hemnet.data import folders, layouts
+from hemnet.data import folders, hf, layouts
 from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
 from hemnet.data.labels import Coding
 from hemnet.data.layouts import Layout, Pair
@@ -98,17 +98,18 @@ def _entries() -> dict[str, Entry]:
         ),
         (Info("folder", "images/ and labels/ of your own", (), (), {}), folders.folder),
         (Info("list", "a file of image and label pairs", (), (), {}), folders.pair_list),
+        (Info("hf", "a Hugging Face data set", (), (), {}), _no_files),
         (SCENES, _no_files),
     ]
     return {info.name: Entry(info, find) for info, find in infos}
 
 
 def _no_files(root: Path, split: str) -> Layout:
-    raise AssertionError("scenes are drawn, not read")
+    raise AssertionError("not read from files in folders")
 
 
 CATALOG = _entries()
-OWN = ("folder", "list")
+OWN = ("folder", "list", "hf")
 
 
 def list_datasets() -> list[str]:
@@ -130,6 +131,8 @@ def splits_present(
     info = dataset_info(name)
     if name == "scenes":
         return list(info.splits)
+    if name == "hf":
+        return list(hf.load(_given(name, root)))
     base = _folder(name, root)
     if name == "folder":
         return folders.folder_splits(base, labels is not None)
@@ -168,6 +171,7 @@ def open_dataset(
     classes: str | list[str] | None = None,
     label_map: Mapping[int, int] | None = None,
     labels: str | None = None,
+    columns: Sequence[str] | None = None,
     size: int | Sequence[int] | None = None,
     length: int | None = None,
     seed: int | None = None,
@@ -182,6 +186,7 @@ def open_dataset(
         classes: for `folder` and `list`: names, a file of them, or their number.
         label_map: value in the label files → class or 255, instead of the data set's own.
         labels: for `folder`: how label files are called, such as `{stem}_mask.png`.
+        columns: for `hf`: the names of the image and the mask column; None to find them.
         size: side, or height and width, of the scenes; None for 128.
         length: number of scenes; None for 4000 (train) or 400 (val).
         seed: of the scenes; None for 0.
@@ -194,11 +199,12 @@ def open_dataset(
     info = dataset_info(name)
     _refuse(name, {"classes": classes}, OWN)
     _refuse(name, {"labels": labels}, ("folder",))
+    _refuse(name, {"columns": columns}, ("hf",))
     _refuse(name, {"size": size, "length": length, "seed": seed}, ("scenes",))
     _refuse(name, {"label map": label_map}, [other for other in CATALOG if other != "scenes"])
     if name == "scenes":
         return Scenes(split, size=128 if size is None else size, length=length, seed=seed or 0)
-    base = _folder(name, root)
+    base = Path(_given(name, root)).expanduser() if name == "hf" else _folder(name, root)
     if name in OWN:
         names, colours = folders.find_classes(base, classes)
         info = replace(info, classes=names, palette=colours or known.colour_map(len(names)))
@@ -206,6 +212,12 @@ def open_dataset(
         colours = tuple(info.palette)
         if split not in info.splits:
             raise UserError(f"{name} split {split!r}: expected one of {', '.join(info.splits)}.")
+    if name == "hf":
+        rows = hf.load(str(base))
+        if split not in rows:
+            raise UserError(f"{base}: no split {split!r}; it has {', '.join(rows)}.")
+        coding = Coding(len(info.classes), label_map, colours)
+        return hf.HuggingFaceDataset(info, split, rows[split], coding, columns)
     if name == "folder":
         layout = folders.folder(base, split, labels)
     else:
@@ -266,10 +278,14 @@ def _complete(pair: Pair) -> bool:
     return pair.image.is_file() and pair.label.is_file()
 
 
-def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
+def _given(name: str, root: str | os.PathLike[str] | None) -> str:
     if root is None:
         raise UserError(f"{name} is read from a folder: give it with --root.")
-    path = Path(root).expanduser()
+    return os.fspath(root)
+
+
+def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
+    path = Path(_given(name, root)).expanduser()
     if not path.exists():
         raise UserError(f"{path}: no such file or folder. Give the place of the data with --root.")
     return path

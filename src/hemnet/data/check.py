@@ -108,7 +108,10 @@ def _read_all(dataset: SegmentationDataset, workers: int | None) -> Iterator[_Se
 
 def _look(dataset: SegmentationDataset, index: int) -> _Seen:
     if not isinstance(dataset, FileDataset):
-        _, mask = dataset.read(index)
+        try:
+            _, mask = dataset.read(index)
+        except DataError as error:
+            return _Seen([("unreadable", str(error))], None, np.zeros(256, np.int64), None)
         height, width = mask.shape
         return _Seen([], (height, width), _count(mask.numpy()), None)
     pair, problems = dataset.pairs[index], []

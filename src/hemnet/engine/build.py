@@ -40,6 +40,8 @@ def open_split(config: DataConfig, split: str, length: int | None) -> Segmentati
         partial=config.partial,
         classes=config.classes,
         label_map=config.label_map,
+        labels=config.labels if config.name == "folder" else None,
+        columns=config.columns if config.name == "hf" else None,
         size=config.size if config.name == "scenes" else None,
         length=length,
     )
