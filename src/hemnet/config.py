@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
 
+LOSSES = ("cross_entropy", "focal", "dice", "lovasz")  # that can be added
 Precision = Literal["float32", "bf16", "fp16"]
 
 
@@ -133,19 +134,23 @@ class OptimConfig:
 
 @dataclass
 class LossConfig:
-    """Cross-entropy of the pixels that are not void.
+    """What is minimised, over the pixels that are not void.
 
     Args:
+        terms: weights of cross_entropy, focal, dice and lovasz, which are added
+        focal_gamma: of focal: how little well classified pixels count
         auxiliary: weight of the auxiliary head's loss; 0 for no such head
         ohem: share of each image's pixels, the hardest, that count; null for all
-        class_weights: one number per class; null for equal ones
+        class_weights: one number per class; auto to find them in the data; null for equal ones
         stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
         average: over valid pixels, or over all, where void counts as a loss of 0
     """
 
+    terms: dict[str, float] = field(default_factory=lambda: {"cross_entropy": 1.0})
+    focal_gamma: float = 2.0
     auxiliary: float = 0.0
     ohem: float | None = None
-    class_weights: list[float] | None = None
+    class_weights: Literal["auto"] | list[float] | None = None
     stride: int = 1
     average: Literal["valid", "all"] = "valid"
 
@@ -226,6 +231,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("optim.steps", "optim.accumulate"), _FROM_1),
     **dict.fromkeys(("validation.every", "validation.window"), _FROM_1),
     "loss.stride": _FROM_1,
+    "loss.focal_gamma": (0, 20),
     **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
     **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
     **dict.fromkeys(("optim.batch_size", "validation.batch_size"), (1, 65_536)),
@@ -277,7 +283,13 @@ def check_config(config: TrainConfig) -> None:
         )
     if loss.ohem is not None and loss.ohem > 1:
         raise UserError(f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
-    if loss.class_weights is not None and not min(loss.class_weights, default=-1) >= 0:
+    if unknown := [name for name in loss.terms if name not in LOSSES]:
+        raise UserError(
+            f"loss.terms: there is no loss {unknown[0]!r}; choose from {', '.join(LOSSES)}"
+        )
+    if min(loss.terms.values(), default=0) < 0 or not sum(loss.terms.values()) > 0:
+        raise UserError(f"loss.terms is {loss.terms}: expected weights from 0, one of them above 0")
+    if isinstance(loss.class_weights, list) and not min(loss.class_weights, default=-1) >= 0:
         raise UserError(f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
     if any((side - 1) % loss.stride for side in data.crop):
         raise UserError(

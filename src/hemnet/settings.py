@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,7 +17,7 @@ from hemnet.errors import UserError
 
 # Settings that do not change what a run computes: a resumed run may have others.
 FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb")
-_OPEN = ("model.options", "data.label_map")  # dictionaries, whose keys are the user's
+_OPEN = ("model.options", "data.label_map", "loss.terms")  # dictionaries, of the user's keys
 
 
 def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> TrainConfig:
@@ -32,7 +32,7 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(TrainConfig)
-    arguments = list(_checked_flags(flags))
+    arguments = list(_plain_values(_checked_flags(flags)))
     if path is not None:
         _check_file(Path(path))
         arguments = ["--config", str(path), *arguments]
@@ -127,6 +127,26 @@ def _checked_flags(flags: Sequence[str]) -> Iterator[str]:
                 f"{flag!r} belongs to no flag: settings are given as --section.name value"
             )
         yield flag
+
+
+def _plain_values(flags: Iterable[str]) -> Iterator[str]:
+    """Short forms that `hemnet data` takes, too: a side for a crop, 0:0,255:1 for a label map."""
+    key = ""
+    for flag in flags:
+        name, equals, value = flag.partition("=") if flag.startswith("--") else (key, "", flag)
+        if flag.startswith("--") and not equals:
+            key = flag
+            yield flag
+            continue
+        yield f"{name}={_long_form(name[2:], value)}" if equals else _long_form(name[2:], value)
+
+
+def _long_form(key: str, value: str) -> str:
+    if key == "data.crop" and value.strip().isdecimal():
+        return f"[{value}, {value}]"
+    if key == "data.label_map" and re.fullmatch(r"\s*\d+:(\d+|void)(,\s*\d+:(\d+|void))*", value):
+        return f"{{{value.replace('void', '255').replace(':', ': ')}}}"
+    return value
 
 
 def _check_key(key: str, where: str) -> None:

@@ -106,7 +106,11 @@ def _reading_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--classes", help="for folder and list: a file, names with commas, or a number"
     )
-    sub.add_argument("--label-map", help="re-number label values, such as 0:255,1:0, or a file")
+    sub.add_argument(
+        "--label-map",
+        "--data.label_map",
+        help="re-number label values, such as 0:255,1:0, or a file",
+    )
     sub.add_argument(
         "--data.columns", dest="picked", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
     )

@@ -210,7 +210,8 @@ def prepare_folder(
     ids = sorted(v for v in found if isinstance(v, int) and v != VOID)
     if colours and ids:
         raise UserError(f"{root}: some labels are coloured and some hold ids. Make them all alike.")
-    count = len(colours) or max(ids, default=-1) + 1
+    binary = ids == [0] and VOID in found
+    count = 2 if binary else len(colours) or max(ids, default=-1) + 1
     if not 1 <= count <= 255:
         raise UserError(
             f"{root}: labels hold values up to {max(ids, default=VOID)}. Write classes.txt, "
@@ -218,6 +219,11 @@ def prepare_folder(
         )
     lines = [f"class {i} {colours[i]}" if colours else f"class {i}" for i in range(count)]
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if binary:
+        return (
+            f"{count} classes written to {target}: the masks hold 0 and 255, so use them with "
+            "--data.label_map 0:0,255:1 (255 alone is void); give the classes their names there"
+        )
     return f"{count} classes written to {target}; give them their names there"
 
 

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,15 @@ from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
 from hemnet.engine.evaluate import evaluate
-from hemnet.engine.folder import check_folder, clear_errors, locked, write_config
+from hemnet.engine.folder import (
+    check_folder,
+    clear_errors,
+    locked,
+    resumed_choices,
+    write_config,
+)
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.opening import look, opening, padding_note, resolved_loss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
@@ -79,6 +86,8 @@ def train(
         if accelerator.is_main_process:  # which alone writes
             stack.enter_context(locked(out))
         stack.enter_context(clear_errors(out))
+        if resume:
+            config = resumed_choices(config, out)
         if accelerator.is_main_process:
             check_folder(config, out, resume, allow_changes)
         run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
@@ -109,6 +118,10 @@ class Run:
         build.share_of_batch(config, self.world)  # refused early if there is none
 
         self.dataset, self.val = data or build.open_datasets(config.data)
+        self.survey = look(config, self.dataset)
+        self.config = config = replace(
+            config, loss=resolved_loss(config.loss, self.dataset, self.survey)
+        )
         self.model = build.build_model(config, self.dataset.info)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
         self.options = build.evaluation_options(config)
@@ -138,9 +151,21 @@ class Run:
             config.optim.steps,
             self.progress.step,
             config.optim.batch_size,
+            every=0 if self.val is None else config.validation.every,
             quiet=quiet or not self.main,
         )
         self.display.miou = self.progress.last_miou
+        if self.progress.step == 0:
+            self._open()
+
+    def _open(self) -> None:
+        """Says what is about to be done."""
+        lines = opening(self.config, self.dataset, self.val, self.survey, self.model, self.device)
+        for line in lines:
+            self.display.say(line)
+        note = padding_note(self.config.data, self.survey)
+        if note is not None and self.main:
+            log.warning("%s", note)
 
     def go(self) -> TrainResult:
         steps = self.config.optim.steps
@@ -285,6 +310,7 @@ class Run:
                 )
         except Stopped:
             return False
+        self.display.validation_seconds = time.perf_counter() - start
         progress.validated = progress.step
         progress.last_miou = self.display.miou = found.miou
         if progress.best_miou is None or found.miou > progress.best_miou:

@@ -18,6 +18,7 @@ from hemnet.data.loading import training_batches
 from hemnet.engine.build import augmentation_of, build_model, evaluation_options
 from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.opening import resolved_loss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.errors import UserError
 from hemnet.nn.segmenter import Segmenter
@@ -65,7 +66,7 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
     store = shared_store()
     store.expect(config)
     store.attach(model)
-    loss = SegmentationLoss(config.loss, train_set.num_classes).to(device)
+    loss = SegmentationLoss(resolved_loss(config.loss, train_set), train_set.num_classes).to(device)
     optimizer = make_optimizer(model, optim)
     fixed = fixed_samples(config, train_set, model, cell.place["samples"])
     batches = iter(
@@ -200,7 +201,7 @@ def measure_model(
 ) -> dict[float, dict[str, Any]]:
     """A trained model as it is, its step size replaced by each of these."""
     model.train()
-    loss = SegmentationLoss(config.loss, dataset.num_classes)
+    loss = SegmentationLoss(resolved_loss(config.loss, dataset), dataset.num_classes)
     fixed = fixed_samples(config, dataset, model, samples)
     unit = find_unit(model)
     found = {}
