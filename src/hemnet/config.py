@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -27,6 +27,7 @@ class NetworkConfig:
         output_stride: 8, 16 or 32
         channels: width of the head; null for the head's own
         weights: of the backbone: null, imagenet (timm's, from the hub) or a local file
+        partial_weights: take a local file that lacks more than a tenth of the backbone's tensors
         start: a run or a saved model whose weights the whole network begins with
         multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
         resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
@@ -41,6 +42,7 @@ class NetworkConfig:
     output_stride: int = 8
     channels: int | None = None
     weights: str | None = None
+    partial_weights: bool = False
     start: str | None = None
     multi_grid: Literal["auto"] | list[int] | None = "auto"
     resnet_v1: bool = False
@@ -249,70 +251,78 @@ _POSITIVE = (
 
 
 def check_config(config: TrainConfig) -> None:
-    """Refuse numbers out of range and settings that contradict each other."""
-    _check_kinds(config)
+    """Refuse numbers out of range and settings that contradict each other: all at once."""
+    # What is of a wrong kind cannot be compared with anything.
+    problems = list(_wrong_kinds(config)) or list(_contradictions(config))
+    if problems:
+        raise UserError(joined(problems))
+
+
+def joined(problems: Sequence[str]) -> str:
+    """One problem as it is, several as a list."""
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} settings cannot be used:\n  " + "\n  ".join(problems)
+
+
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    bad = set()  # keys that the checks of several settings leave out
     for key, (low, high) in _RANGES.items():
         value = get(config, key)
         if value is not None and not low <= value <= high:
             allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-            raise UserError(f"{key} is {_short(value)}: expected {allowed}")
+            bad.add(key)
+            yield f"{key} is {_short(value)}: expected {allowed}"
     for key in _POSITIVE:
         value = get(config, key)
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{key} is {value}: expected a number above 0")
+            bad.add(key)
+            yield f"{key} is {value}: expected a number above 0"
     if not all(0 <= beta < 1 for beta in config.optim.betas):
-        raise UserError(f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
+        yield (f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
     data, optim, loss, run = config.data, config.optim, config.loss, config.run
     if min(data.crop) < 1 or not 0 < data.scale[0] <= data.scale[1]:
-        raise UserError(
+        yield (
             f"data.crop is {list(data.crop)} and data.scale {list(data.scale)}: expected height "
             "and width of at least 1, and a smallest and a largest scale above 0"
         )
-    if data.scale_step is not None:
+    if data.scale_step is not None and "data.scale_step" not in bad:
         steps = (data.scale[1] - data.scale[0]) / data.scale_step
         if abs(steps - round(steps)) > 1e-6:
-            raise UserError(
+            yield (
                 f"data.scale_step is {data.scale_step}, but data.scale {list(data.scale)} is not a "
                 "whole number of such steps: such as 0.25 for [0.5, 2.0]"
             )
     if config.model.norm_momentum is not None and config.model.norm_momentum > 1:
-        raise UserError(f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
+        yield (f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
     if not config.validation.scales or min(config.validation.scales) <= 0:
-        raise UserError(
-            f"validation.scales is {config.validation.scales}: expected numbers above 0"
-        )
+        yield (f"validation.scales is {config.validation.scales}: expected numbers above 0")
     if loss.ohem is not None and loss.ohem > 1:
-        raise UserError(f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
+        yield (f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
     if unknown := [name for name in loss.terms if name not in LOSSES]:
-        raise UserError(
-            f"loss.terms: there is no loss {unknown[0]!r}; choose from {', '.join(LOSSES)}"
-        )
+        yield (f"loss.terms: there is no loss {unknown[0]!r}; choose from {', '.join(LOSSES)}")
     if min(loss.terms.values(), default=0) < 0 or not sum(loss.terms.values()) > 0:
-        raise UserError(f"loss.terms is {loss.terms}: expected weights from 0, one of them above 0")
+        yield (f"loss.terms is {loss.terms}: expected weights from 0, one of them above 0")
     if isinstance(loss.class_weights, list) and not min(loss.class_weights, default=-1) >= 0:
-        raise UserError(f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
-    if any((side - 1) % loss.stride for side in data.crop):
-        raise UserError(
+        yield (f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
+    if "loss.stride" not in bad and any((side - 1) % loss.stride for side in data.crop):
+        yield (
             f"loss.stride is {loss.stride}, but data.crop {list(data.crop)} has no whole number of "
             f"such steps: expected sides of a multiple of {loss.stride}, plus 1"
         )
-    if optim.warmup >= optim.steps:
-        raise UserError(
-            f"optim.warmup is {optim.warmup}, but the run has only {optim.steps} steps: "
-            "expected fewer"
-        )
-    if optim.batch_size % optim.accumulate:
-        raise UserError(
+    whole = not bad & {"optim.batch_size", "optim.accumulate"}
+    if whole and optim.batch_size % optim.accumulate:
+        yield (
             f"optim.batch_size {optim.batch_size} cannot be split into optim.accumulate "
             f"{optim.accumulate} equal passes"
         )
     if run.device not in ("auto", "cpu", "cuda", "mps"):
-        raise UserError(f"run.device is {run.device!r}: expected auto, cpu, cuda or mps")
+        yield (f"run.device is {run.device!r}: expected auto, cpu, cuda or mps")
     if run.device == "cpu" and run.precision == "fp16":
-        raise UserError("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
+        yield ("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
 
 
-def _check_kinds(config: TrainConfig) -> None:
+def _wrong_kinds(config: TrainConfig) -> Iterator[str]:
     """A null where none may be, and numbers that nothing can count with."""
     for section in fields(config):
         part = getattr(config, section.name)
@@ -321,11 +331,11 @@ def _check_kinds(config: TrainConfig) -> None:
             key = f"{section.name}.{name}"
             if value is None and type(None) not in get_args(kinds[name]):
                 kind = getattr(kinds[name], "__name__", None) or kinds[name]
-                raise UserError(f"{key} is null: expected {kind}. Leave it out for its default")
+                yield (f"{key} is null: expected {kind}. Leave it out for its default")
             for number in _numbers(value):
                 limit = 1e30 if isinstance(number, float) else _LARGEST
                 if key != "run.seed" and not abs(number) <= limit:
-                    raise UserError(f"{key} is {_short(number)}: expected a number up to {limit:g}")
+                    yield (f"{key} is {_short(number)}: expected a number up to {limit:g}")
 
 
 def _numbers(value: Any) -> Iterator[int | float]:

@@ -10,6 +10,7 @@ examples:
   hemnet data split folder --root mydata --val 0.2 --group '^(.*)_'    films stay whole
   hemnet data show scenes                                the built-in data set, drawn to a PNG
   hemnet data show camvid --root CamVid --split val --out sheet.png
+  hemnet data show --config configs/folder.yaml --data.root mydata    as training will see it
 
 data sets: voc, pascal_context, pascal_context_59, coco_stuff, coco, camvid, cityscapes, ade20k,
 folder (images/ and labels/), list (a file of pairs), hf (Hugging Face), scenes (generated)
@@ -24,7 +25,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hemnet.errors import UserError
 
@@ -51,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for name, text in texts.items()
     }
     for name, sub in subs.items():
-        sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder")
+        how: dict[str, Any] = {"nargs": "?"} if name == "show" else {}
+        sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder", **how)
         sub.add_argument("--root", type=Path, help="its folder (for list: its file)")
         sub.add_argument(
             "--labels",
@@ -91,11 +93,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tile", type=int, default=200, help="longest side of a picture (default: 200)"
     )
     show.add_argument("--no-augmentation", action="store_true", help="only the pairs as they are")
+    show.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="of `hemnet train`, whose settings are flags here too: the first images of the "
+        "training, just as the network will see them",
+    )
+    _settings_belong_to_config(show)
     show.add_argument("--crop", type=int, help="crop of the augmentation (default: 513)")
     show.add_argument(
         "--jitter", type=float, default=0.0, help="colour jitter, 0 to 1 (default: 0)"
     )
     show.add_argument("--seed", type=int, default=0, help="which pairs and which draws")
+
+
+def _settings_belong_to_config(show: argparse.ArgumentParser) -> None:
+    """With --config, `--section.name value` is for it and for nobody else."""
+    known = show.parse_known_args
+
+    def parse(arguments: Any, namespace: Any = None) -> Any:
+        words, settings = list(arguments), []
+        if any(word.split("=")[0] == "--config" for word in words):
+            rest = []
+            while words:
+                word = words.pop(0)
+                if not (word.startswith("--") and "." in word.partition("=")[0]):
+                    rest.append(word)
+                    continue
+                settings.append(word)
+                if "=" not in word and words:
+                    settings.append(words.pop(0))
+            words = rest
+        found, extra = known(words, namespace)
+        found.settings = settings
+        return found, extra
+
+    show.parse_known_args = parse  # type: ignore[assignment, method-assign]
 
 
 def _reading_arguments(sub: argparse.ArgumentParser) -> None:
@@ -264,6 +298,11 @@ def _show(args: argparse.Namespace) -> None:
 
     if args.count < 1 or args.tile < 16:
         raise UserError("--count must be at least 1 and --tile at least 16.")
+    if args.config is not None:
+        _show_training(args)
+        return
+    if args.name is None:
+        raise UserError("say which data set: `hemnet data show NAME`, or --config FILE.")
     split = args.split or splits_present(args.name, args.root, args.labels)[0]
     dataset = _open(args, split, args.partial)
     picks = np.random.default_rng(args.seed).permutation(len(dataset))[: args.count]
@@ -287,6 +326,39 @@ def _show(args: argparse.Namespace) -> None:
     path = args.out or Path(f"{args.name}-{split}.png")
     save_sheet(sheet, path)
     print(f"{len(picks)} of {len(dataset)} pairs of {args.name} {split} drawn to {path}")
+
+
+def _show_training(args: argparse.Namespace) -> None:
+    """The first images of a training, in its order and with its augmentation."""
+    from itertools import islice
+
+    from hemnet.data.sampler import EndlessSampler
+    from hemnet.data.show import contact_sheet, save_sheet
+    from hemnet.data.transforms import Augmentation
+    from hemnet.engine.build import open_split
+    from hemnet.settings import read_config
+
+    given = {"--root": args.root, "--split": args.split, "--label-map": args.label_map}
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong or args.name is not None:
+        raise UserError(
+            f"{wrong[0] if wrong else args.name} does not go with --config: the configuration "
+            "says it. Change it there, or with a flag such as --data.root DIR."
+        )
+    config = read_config(args.config, args.settings)
+    data, seed = config.data, config.run.seed
+    dataset = open_split(data, data.split, data.length)
+    keys = list(islice(EndlessSampler(len(dataset), seed=seed), args.count))
+    look = Augmentation(data.crop, data.scale, data.flip, data.jitter, scale_step=data.scale_step)
+    sheet = contact_sheet(
+        dataset, keys, augmentation=look, tile=args.tile, columns=args.columns, seed=seed
+    )
+    path = args.out or Path(f"{data.name}-{data.split}.png")
+    save_sheet(sheet, path)
+    print(
+        f"the first {len(keys)} images of the training drawn to {path}: as read above, as the "
+        f"network sees them below (crops of {data.crop[0]}×{data.crop[1]})"
+    )
 
 
 def _split(args: argparse.Namespace) -> None:

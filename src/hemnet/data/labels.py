@@ -130,12 +130,20 @@ def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> 
         return (
             f"{path}: colours {shown} are not classes; expected {need}. Give classes with colours."
         )
-    need = (
-        f"0 to {coding.num_classes - 1} or {VOID}"
-        if coding.label_map is None
-        else "values of the label map"
+    if coding.label_map is not None:
+        first = next(iter(unknown))
+        verb = "is" if len(unknown) == 1 else "are"
+        return (
+            f"{path}: {shown} {verb} missing from your label map, which has "
+            f"{', '.join(map(str, coding.label_map))}. Add it, such as {first}:255 for pixels that "
+            "do not count."
+        )
+    count = coding.num_classes
+    return (
+        f"{path}: label values {shown} are not classes; expected 0 to {count - 1} or {VOID}. If "
+        f"they are classes, name them: the list has {count}, so the next line is the class of "
+        f"value {count}. If not, give a label map, such as {next(iter(unknown))}:255."
     )
-    return f"{path}: label values {shown} are not classes; expected {need}. Give a label map."
 
 
 def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:

@@ -56,9 +56,19 @@ def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, Segmentation
 
 
 def settle(config: TrainConfig) -> TrainConfig:
-    """With what a preset of the unit chooses, so that the run keeps it when the preset changes."""
+    """With what a preset of the unit chooses, so that the run keeps it when the preset changes,
+
+    and a warm-up that ends before a short run does.
+    """
     options = settled_options(config.model.name, config.model.options)
-    return replace(config, model=replace(config.model, options=options))
+    warmup = min(config.optim.warmup, config.optim.steps // 4)
+    if config.optim.warmup < config.optim.steps:
+        warmup = config.optim.warmup
+    return replace(
+        config,
+        model=replace(config.model, options=options),
+        optim=replace(config.optim, warmup=warmup),
+    )
 
 
 def build_model(config: TrainConfig, info: Info) -> Segmenter:
@@ -71,6 +81,7 @@ def build_model(config: TrainConfig, info: Info) -> Segmenter:
         config.model.output_stride,
         config.model.channels,
         config.model.weights,
+        partial_weights=config.model.partial_weights,
         multi_grid=config.model.multi_grid,
         resnet_v1=config.model.resnet_v1,
         auxiliary=config.loss.auxiliary > 0,

@@ -78,7 +78,12 @@ def train(
     """
     check_config(config)
     check_wandb(config)
-    config = build.settle(config)
+    asked, config = config.optim.warmup, build.settle(config)
+    if config.optim.warmup != asked:
+        log.warning(
+            "optim.warmup %d does not fit into %d steps: the rate rises over the first %d", asked,
+            config.optim.steps, config.optim.warmup,
+        )  # fmt: skip
     out = Path(out)
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
