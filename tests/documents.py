@@ -80,6 +80,10 @@ REPLACED = {
 }
 
 
+# Page → packages that only it needs; where one is not installed, the page is not run.
+NEEDS = {"docs/elsewhere.md": ("segmentation_models_pytorch", "transformers")}
+
+
 @dataclass(frozen=True)
 class Block:
     page: str
