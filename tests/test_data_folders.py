@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hemnet import cli
 from hemnet.data import FileDataset, open_dataset
 from hemnet.data.catalog import splits_present
 from hemnet.data.dataset import read_image
@@ -280,3 +281,24 @@ def test_an_empty_folder_says_what_it_holds(tmp_path):
     (tmp_path / "images" / "train" / "a.heic").write_bytes(b"x")
     with pytest.raises(UserError, match=r"no images \(1 × .heic\)"):
         open_dataset("folder", tmp_path, "train", classes="2")
+
+
+@pytest.mark.parametrize("command", ["check", "show", "prepare", "split"])
+def test_one_folder_for_all_says_which_pattern_its_labels_may_follow(tmp_path, capsys, command):
+    root = beside(tmp_path / "data", ["a", "b", "c"], "_labels.png")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["data", command, "folder", "--root", str(root)])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "If a_labels.png is the label of a.png: --data.labels '{stem}_labels.png'" in said
+    image(tmp_path / "other" / "x.jpg")
+    with pytest.raises(UserError, match=r"1 images, such as x"):
+        splits_present("folder", tmp_path / "other")
+
+
+def test_missing_classes_are_found_with_the_same_pattern(tmp_path):
+    root = beside(tmp_path, ["a"])
+    with pytest.raises(
+        UserError, match=r"prepare folder --root .* --data.labels '{stem}_mask.png'"
+    ):
+        open_dataset("folder", root, "all", labels="{stem}_mask.png")

@@ -107,9 +107,11 @@ class OptimConfig:
         name: sgd, adamw, lamb, adafactor or muon
         steps: how many times the weights change
         batch_size: images of one step, over all processes and accumulated passes
-        accumulate: passes that make one step, each with its share of the batch
+        accumulate: passes that make one step, each with its share; auto for as few as fit
+        memory: GiB that auto may fill; null for what is free
         rate: the base learning rate
         power: of the poly schedule; 0 keeps the rate
+        plateau: validations without a better mIoU until the rate falls, thrice; null for poly
         warmup: steps over which the rate rises from a tenth
         momentum: of sgd and muon
         betas: of adamw, lamb and muon
@@ -122,9 +124,11 @@ class OptimConfig:
     name: Literal["sgd", "adamw", "lamb", "adafactor", "muon"] = "sgd"
     steps: int = 30_000
     batch_size: int = 16
-    accumulate: int = 1
+    accumulate: Literal["auto"] | int = 1
+    memory: float | None = None
     rate: float = 9e-3
     power: float = 0.9
+    plateau: int | None = None
     warmup: int = 0
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
@@ -193,6 +197,7 @@ class RunConfig:
         channels_last: memory layout of images and weights, faster on most devices
         compile: let torch.compile make the network faster after a slow start
         log_every: steps between two lines of the log
+        live_report: rewrite report.html after every validation, to look at while it trains
         health_every: steps between two looks at the health of the attention unit's bases
         checkpoint_every: steps between two checkpoints
         tensorboard: write TensorBoard's events into the run folder
@@ -205,6 +210,7 @@ class RunConfig:
     channels_last: bool = True
     compile: bool = False
     log_every: int = 20
+    live_report: bool = True
     health_every: int = 200
     checkpoint_every: int = 500
     tensorboard: bool = True
@@ -230,7 +236,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("model.freeze_stages", "loss.auxiliary"), _FROM_0),
     **dict.fromkeys(("data.size", "data.length", "data.val_length", "model.channels"), _FROM_1),
     **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
-    **dict.fromkeys(("optim.steps", "optim.accumulate"), _FROM_1),
+    **dict.fromkeys(("optim.steps", "optim.accumulate", "optim.plateau"), _FROM_1),
     **dict.fromkeys(("validation.every", "validation.window"), _FROM_1),
     "loss.stride": _FROM_1,
     "loss.focal_gamma": (0, 20),
@@ -245,7 +251,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "validation.iterations": (1, 1000),
 }
 _POSITIVE = (
-    *("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem"),
+    *(
+        "optim.rate",
+        "optim.bias_rate",
+        "optim.head_rate",
+        "optim.clip",
+        "loss.ohem",
+        "optim.memory",
+    ),
     *("data.scale_step", "model.norm_momentum"),
 )
 
@@ -269,7 +282,7 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
     bad = set()  # keys that the checks of several settings leave out
     for key, (low, high) in _RANGES.items():
         value = get(config, key)
-        if value is not None and not low <= value <= high:
+        if value not in (None, "auto") and not low <= value <= high:
             allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
             bad.add(key)
             yield f"{key} is {_short(value)}: expected {allowed}"
@@ -310,8 +323,11 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
             f"loss.stride is {loss.stride}, but data.crop {list(data.crop)} has no whole number of "
             f"such steps: expected sides of a multiple of {loss.stride}, plus 1"
         )
+    if data.val_split is None and optim.plateau is not None:
+        yield "optim.plateau needs validation, and data.val_split is null"
+    parts = optim.accumulate
     whole = not bad & {"optim.batch_size", "optim.accumulate"}
-    if whole and optim.batch_size % optim.accumulate:
+    if isinstance(parts, int) and whole and optim.batch_size % parts:
         yield (
             f"optim.batch_size {optim.batch_size} cannot be split into optim.accumulate "
             f"{optim.accumulate} equal passes"

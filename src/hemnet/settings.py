@@ -54,6 +54,19 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     return config
 
 
+def given_settings(path: str | Path | None, flags: Sequence[str]) -> set[str]:
+    """The names of the settings in a file and in flags, whatever is wrong with them."""
+    given = {flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")}
+    given |= {".".join(key.split(".")[:2]) for key in given}
+    if path is not None and Path(path).is_file():
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            given |= {f"{section}.{name}" for section, part in content.items() for name in part}
+        except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError):
+            pass
+    return given
+
+
 def _wrong_values(parser: Any, path: str | Path | None, arguments: Sequence[str]) -> Iterator[str]:
     """Each value that cannot be read, where jsonargparse stops at the first."""
     settings = {}

@@ -1,7 +1,7 @@
 """Data sets: the catalog, readers, transforms, batches, and the built-in scenes."""
 
 from hemnet.data.catalog import dataset_info, list_datasets, open_dataset
-from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
+from hemnet.data.dataset import FileDataset, Info, Part, SegmentationDataset
 from hemnet.data.labels import VOID, Coding, DataError
 from hemnet.data.loading import Batch, Batches, evaluation_batches, training_batches
 from hemnet.data.sampler import EndlessSampler
@@ -18,6 +18,7 @@ __all__ = [
     "EndlessSampler",
     "FileDataset",
     "Info",
+    "Part",
     "Scenes",
     "SegmentationDataset",
     "dataset_info",

@@ -17,6 +17,7 @@ from hemnet.data import folders, hf, layouts
 from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
 from hemnet.data.labels import Coding
 from hemnet.data.layouts import Layout, Pair
+from hemnet.data.matching import no_layout
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError
 
@@ -135,7 +136,10 @@ def splits_present(
         return list(hf.load(_given(name, root)))
     base = _folder(name, root)
     if name == "folder":
-        return folders.folder_splits(base, labels is not None)
+        found = folders.folder_splits(base, labels is not None)
+        if not found:
+            raise no_layout(base)
+        return found
     if name == "list":
         return (
             [base.stem]
@@ -206,7 +210,7 @@ def open_dataset(
         return Scenes(split, size=128 if size is None else size, length=length, seed=seed or 0)
     base = Path(_given(name, root)).expanduser() if name == "hf" else _folder(name, root)
     if name in OWN:
-        names, colours = folders.find_classes(base, classes)
+        names, colours = folders.find_classes(base, classes, labels)
         info = replace(info, classes=names, palette=colours or known.colour_map(len(names)))
     else:
         colours = tuple(info.palette)

@@ -84,6 +84,23 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
         return image, mask.long(), self.id(index)
 
 
+class Part(SegmentationDataset):
+    """Some images of a data set."""
+
+    def __init__(self, whole: SegmentationDataset, chosen: Sequence[int]) -> None:
+        self.whole, self.info, self.split = whole, whole.info, whole.split
+        self.chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def id(self, index: int) -> str:
+        return self.whole.id(self.chosen[index])
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.whole.read(self.chosen[index])
+
+
 class FileDataset(SegmentationDataset):
     """Pairs of files."""
 

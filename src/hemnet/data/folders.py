@@ -15,7 +15,7 @@ from hemnet.data.layouts import (
     files_under,
     read_lines,
 )
-from hemnet.data.matching import Pattern, match, no_match
+from hemnet.data.matching import Pattern, match, no_layout, no_match
 from hemnet.errors import UserError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
@@ -121,11 +121,7 @@ def _trees(root: Path, split: str) -> tuple[Path, Path]:
         choices = [p for p in choices if files_under(p, LABEL_EXTENSIONS)] or choices
     splits = folder_splits(root)
     if not splits:
-        raise UserError(
-            f"{root}: no images/ folder. Expected images/ and labels/ (or masks/, annotations/) "
-            "here, or in a folder per split. Where labels lie beside their images, say how they "
-            "are called: --data.labels '{stem}_mask.png'."
-        )
+        raise no_layout(root)
     inside = base == root and split != ALL  # images/SPLIT
     if images is None or (inside and not (images / split).is_dir()):
         raise _no_split(root, split, splits)
@@ -188,7 +184,7 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def find_classes(
-    root: Path, classes: str | list[str] | None
+    root: Path, classes: str | list[str] | None, labels: str | None = None
 ) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
     """Class names and colours from what the user gave, or from `classes.txt` beside the data."""
     if isinstance(classes, list):
@@ -196,10 +192,11 @@ def find_classes(
     beside = (root if root.is_dir() else root.parent) / "classes.txt"
     if classes is None:
         if not beside.is_file():
+            pattern = f" --data.labels '{labels}'" if labels else ""
             raise UserError(
                 f"{beside}: no such file, and no classes were given. Write one class name per line "
                 "(a colour may follow: `road #804080`), give --classes, or let "
-                f"`hemnet data prepare folder --root {root}` find them."
+                f"`hemnet data prepare folder --root {root}{pattern}` find them."
             )
         return _checked(parse_classes("\n".join(read_lines(beside))), str(beside))
     if classes.isdecimal() and classes.isascii():

@@ -115,6 +115,31 @@ def no_match(images: Path, labels: Path) -> UserError:
     )
 
 
+def no_layout(root: Path) -> UserError:
+    """What a folder without images/ holds, and the pattern its labels may follow."""
+    pictures = files_under(root, IMAGE_EXTENSIONS)
+    text = (
+        f"{root}: no images/ folder. Expected images/ and labels/ (or masks/, annotations/) here, "
+        "or in a folder per split."
+    )
+    if not pictures:
+        return UserError(f"{text} It holds no image.")
+    marks = [path for path in pictures if path.suffix.lower() in LABEL_EXTENSIONS]
+    stems = {path.stem for path in pictures}
+    longer = [p for p in marks if any(part in stems for part in _parts(p.stem) if part != p.stem)]
+    pattern = guess([p for p in pictures if p not in longer], longer) if longer else None
+    if pattern is not None:
+        image = next(p for p in pictures if p.stem in longer[0].stem and p != longer[0])
+        return UserError(
+            f"{text} It holds {len(pictures)} images. If {longer[0].name} is the label of "
+            f"{image.name}: --data.labels '{pattern}'"
+        )
+    return UserError(
+        f"{text} It holds {len(pictures)} images, such as {pictures[0].name}. Where labels lie "
+        "beside their images, say how they are called: --data.labels '{stem}_mask.png'"
+    )
+
+
 def guess(images: Sequence[Path], labels: Sequence[Path]) -> str | None:
     """The pattern by which most labels belong to images, such as `{stem}_mask.png`."""
     stems = {image.stem for image in images}

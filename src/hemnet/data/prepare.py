@@ -21,6 +21,7 @@ from hemnet.data.classes import colour_map, official_ids, raw_classes
 from hemnet.data.folders import find_classes, folder_splits
 from hemnet.data.labels import VOID, DataError, raw_values
 from hemnet.data.layouts import enter
+from hemnet.data.matching import no_layout
 from hemnet.errors import UserError
 from hemnet.progress import track
 
@@ -184,10 +185,7 @@ def prepare_folder(
         names, _ = find_classes(root, None)
         return f"{target} is there already, with {len(names)} classes"
     if not folder_splits(root, labels is not None):
-        raise UserError(
-            f"{root}: no images/ folder. Expected images/ and labels/ here. Where labels lie "
-            "beside their images, say how they are called: --data.labels '{stem}_mask.png'."
-        )
+        raise no_layout(root)
     found: set[int | str] = set()
     files: set[Path] = set()
     problem = None

@@ -23,6 +23,7 @@ from hemnet.data import (
 )
 from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions
+from hemnet.engine.memory import passes_of
 from hemnet.errors import UserError
 from hemnet.hub import from_pretrained
 from hemnet.models import create_model, settled_options
@@ -201,7 +202,7 @@ def build_batches(
         batch_size=share_of_batch(config, accelerator.num_processes),
         workers=data.workers,
         seed=config.run.seed,
-        step=step * config.optim.accumulate,
+        step=step * passes_of(config.optim),
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         on_error="skip" if data.skip_broken else "raise",
@@ -212,7 +213,7 @@ def build_batches(
 
 def share_of_batch(config: TrainConfig, world: int) -> int:
     """Images of one pass of one process."""
-    parts = config.optim.accumulate * world
+    parts = passes_of(config.optim) * world
     if config.optim.batch_size % parts:
         raise UserError(
             f"optim.batch_size {config.optim.batch_size} is over all processes: it cannot be split "

@@ -68,6 +68,9 @@ def resumed_choices(config: TrainConfig, out: Path) -> TrainConfig:
     if config.loss.class_weights == "auto":
         chosen = saved.loss.class_weights
         config = replace(config, loss=replace(config.loss, class_weights=chosen))
+    if config.optim.accumulate == "auto":
+        count = saved.optim.accumulate
+        config = replace(config, optim=replace(config.optim, accumulate=count))
     return config
 
 

@@ -35,8 +35,10 @@ from hemnet.engine.folder import (
     write_config,
 )
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.memory import passes, passes_of
+from hemnet.engine.metrics import Evaluation
 from hemnet.engine.opening import look, opening, padding_note, resolved_loss
-from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
+from hemnet.engine.optim import FALLS, make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
 from hemnet.errors import UserError
@@ -45,6 +47,7 @@ from hemnet.nn.segmenter import Segmenter
 
 log = logging.getLogger("hemnet")
 
+REFRESH = 20  # seconds after which the page of a run that trains is read again
 Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
 
 
@@ -120,9 +123,15 @@ class Run:
         self.config, self.out, self.signals = config, out, signals
         self.accelerator, self.device = accelerator, accelerator.device
         self.main, self.world = accelerator.is_main_process, accelerator.num_processes
-        build.share_of_batch(config, self.world)  # refused early if there is none
+        if config.optim.accumulate != "auto":
+            build.share_of_batch(config, self.world)  # refused early if there is none
 
         self.dataset, self.val = data or build.open_datasets(config.data)
+        self.fit = ""
+        if config.optim.accumulate == "auto":
+            classes = self.dataset.num_classes
+            count, self.fit = passes(config, classes, self.world, self.device)
+            config = replace(config, optim=replace(config.optim, accumulate=count))
         self.survey = look(config, self.dataset)
         self.config = config = replace(
             config, loss=resolved_loss(config.loss, self.dataset, self.survey)
@@ -144,6 +153,7 @@ class Run:
 
         self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
         self._saved = self._restored = -1
+        self.best: Evaluation | None = None
         self.progress = self._restore()
         if config.run.compile:
             self.model.compile()
@@ -168,18 +178,19 @@ class Run:
         lines = opening(self.config, self.dataset, self.val, self.survey, self.model, self.device)
         for line in lines:
             self.display.say(line)
+        if self.fit:
+            self.display.say(f"memory    {self.fit}")
         note = padding_note(self.config.data, self.survey)
         if note is not None and self.main:
             log.warning("%s", note)
 
     def go(self) -> TrainResult:
-        steps = self.config.optim.steps
         stopped = False
         batches: Iterator[Batch] | None = None
         while True:
             if self._validation_due():
                 stopped = not self._validate()
-            if stopped or self.progress.step >= steps:
+            if stopped or self._ended():
                 break
             if batches is None:
                 batches = iter(
@@ -198,17 +209,21 @@ class Run:
             self._save()
         return self._result(stopped)
 
+    def _ended(self) -> bool:
+        progress = self.progress
+        return progress.step >= self.config.optim.steps or progress.falls >= FALLS
+
     def _step(self, batches: Iterator[Batch]) -> bool:
         """One change of the weights; False when a signal came instead."""
         progress, optim = self.progress, self.config.optim
         with self.meter.waiting():
-            parts = [next(batches) for _ in range(optim.accumulate)]
+            parts = [next(batches) for _ in range(passes_of(optim))]
         total = sum(float(self.loss.total(part.masks)) for part in parts)
         total, stop = self._agree(total, self.signals.requested is not None)
         if stop:
             return False
 
-        set_rate(self.optimizer, rate_at(progress.step, optim))
+        set_rate(self.optimizer, rate_at(progress.step, optim, progress.falls))
         self._seed()
         step_loss = torch.zeros((), device=self.device)
         for number, batch in enumerate(parts, 1):
@@ -275,7 +290,7 @@ class Run:
         mean = self._check_finite(summed(self.loss_sum.clone())) / progress.loss_steps
         self.loss_sum.zero_()
         progress.loss_steps = 0
-        rate = rate_at(progress.step - 1, self.config.optim)
+        rate = rate_at(progress.step - 1, self.config.optim, progress.falls)
         speed = self.meter.read()
         values: dict[str, Any] = {"loss": mean, "rate": rate, **speed}
         # Due since the last line of the log, which may be written at other steps.
@@ -320,6 +335,7 @@ class Run:
         progress.last_miou = self.display.miou = found.miou
         if progress.best_miou is None or found.miou > progress.best_miou:
             progress.best_miou, progress.best_step = found.miou, progress.step
+            self.best = found
         if self.log is not None:
             self.log.write(
                 "validation",
@@ -334,8 +350,40 @@ class Run:
             f"step {progress.step}: mIoU {found.miou:.2f}{mark}, pixel accuracy "
             f"{found.pixel_accuracy:.2f}"
         )
+        self._note_plateau()
         self._save()
+        self._report()
         return True
+
+    def _note_plateau(self) -> None:
+        """Lets the rate fall where mIoU has not risen for long; the last time ends the run."""
+        patience, progress = self.config.optim.plateau, self.progress
+        if patience is None:
+            return
+        since = progress.step - max(progress.best_step, progress.fell_at)
+        if since < patience * self.config.validation.every:
+            return
+        progress.falls, progress.fell_at = progress.falls + 1, progress.step
+        rate = rate_at(progress.step, self.config.optim, progress.falls)
+        then = "this ends the run" if self._ended() else f"the rate falls to {rate:.2g}"
+        self.display.say(
+            f"step {progress.step}: no better mIoU than {progress.best_miou:.2f} of step "
+            f"{progress.best_step}: {then}"
+        )
+
+    def _report(self) -> None:
+        """The page of the run so far; that of its end is for whoever started it."""
+        if self.log is None or self.display.quiet or self._ended():
+            return
+        if not self.config.run.live_report:
+            return
+        from hemnet.report import write_report
+
+        with self.meter.paused(), self.display.away():
+            try:
+                write_report(self.out, self.val, self.best, refresh=REFRESH)
+            except (UserError, OSError, RuntimeError) as error:  # of a page nobody may look at
+                log.warning("the report could not be written: %s", error)
 
     def _save(self) -> None:
         progress = self.progress
@@ -385,7 +433,7 @@ class Run:
         return TrainResult(
             self.out,
             p.step,
-            p.step >= self.config.optim.steps and not stopped,
+            self._ended() and not stopped,
             int(signal) if stopped and signal is not None else None,
             p.last_miou,
             p.best_miou,

@@ -18,6 +18,7 @@ from hemnet.data.loading import training_batches
 from hemnet.engine.build import augmentation_of, build_model, evaluation_options
 from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.memory import passes_of
 from hemnet.engine.opening import resolved_loss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.errors import UserError
@@ -73,7 +74,7 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
         training_batches(
             train_set,
             augmentation_of(config, model),
-            batch_size=optim.batch_size // optim.accumulate,
+            batch_size=optim.batch_size // passes_of(optim),
             seed=config.run.seed,
             device=device,
         )
@@ -86,7 +87,7 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
             break
         set_rate(optimizer, rate_at(step, optim))
         torch.manual_seed(config.run.seed * optim.steps + step)  # dropout
-        parts = [next(batches) for _ in range(optim.accumulate)]
+        parts = [next(batches) for _ in range(passes_of(optim))]
         total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
         for part in parts:
             images = part.images.contiguous(memory_format=layout_of(config))
@@ -123,7 +124,7 @@ def fixed_samples(
 
     100 samples at a batch size of 16 are seven batches of 14 or 15.
     """
-    size = min(config.optim.batch_size // config.optim.accumulate, samples)
+    size = min(config.optim.batch_size // passes_of(config.optim), samples)
     device = next(model.parameters()).device
     batches = iter(
         training_batches(
