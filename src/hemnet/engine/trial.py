@@ -21,15 +21,17 @@ from hemnet.data import Part, SegmentationDataset
 from hemnet.engine import build
 from hemnet.engine.devices import computing
 from hemnet.engine.display import at, duration
+from hemnet.engine.folder import CONFIG
 from hemnet.engine.loss import SegmentationLoss
 from hemnet.engine.memory import GIB, passes, passes_of
-from hemnet.engine.opening import look, resolved_loss
+from hemnet.engine.opening import look, opening, padding_note, resolved_loss
 from hemnet.engine.optim import make_optimizer, set_rate, trained
 from hemnet.engine.runlog import METRICS, read_metrics
 from hemnet.engine.train import train
 from hemnet.errors import UserError
-from hemnet.hub import from_pretrained
+from hemnet.nn.segmenter import Segmenter
 from hemnet.progress import track
+from hemnet.settings import read_config
 
 STEPS, VALIDATED = 4, 2  # of a dry run: steps, and images that are validated
 LOWEST, HIGHEST, TRIED = 1e-6, 1.0, 100  # rates, and how many steps lead from one to the other
@@ -47,10 +49,13 @@ def dry_run(config: TrainConfig) -> list[str]:
     short.optim.steps, short.optim.warmup, short.optim.plateau = STEPS, 0, None
     short.validation.every = STEPS
     short.run.log_every, short.run.tensorboard, short.run.wandb = 1, False, None
+    built: list[Segmenter] = []
     with tempfile.TemporaryDirectory(prefix="hemnet-dry-run-") as folder:
-        result = train(short, folder, data=(train_set, part))
+        data = train_set, part
+        result = train(short, folder, data=data, quiet=True, prepare=built.append)
         lines = read_metrics(Path(folder, METRICS))
-        model = from_pretrained(Path(folder, "model"))
+        settled = read_config(Path(folder, CONFIG))
+    model = built[0]
     if not result.finished:
         raise UserError("the dry run was stopped")
     # The first step is slower than all others.
@@ -62,12 +67,22 @@ def dry_run(config: TrainConfig) -> list[str]:
     if found and part is not None and sets[1] is not None:
         validation = found[0] / len(part) * len(sets[1])
         seconds += validation * math.ceil(config.optim.steps / config.validation.every)
+    config = replace(
+        config,
+        optim=replace(config.optim, accumulate=settled.optim.accumulate),
+        loss=settled.loss,
+    )
+    device = next(model.parameters()).device
     settings, crop = model.config, config.data.crop
+    found_classes = look(config, train_set)
+    note = padding_note(config.data, found_classes)
     with torch.device("meta"):
         costs = count(on_meta(lambda: type(model)(settings)), crop)
     # Forward, and twice as much backward.
     effort = 3 * costs.flops * config.optim.batch_size
     text = [
+        *opening(config, train_set, val_set, found_classes, model, device),
+        *([f"note      {note}"] if note else []),
         f"cost      {costs.flops / 1e9:.1f} GFLOPs forward for a crop of {crop[0]}×{crop[1]}, "
         f"{effort / 1e12:.2f} TFLOPs a step",
         *([f"memory    at most {_peak() / GIB:.2f} GiB so far, {_where()}"] if _peak() else []),
