@@ -26,6 +26,7 @@ from hemnet.engine.inference import em_units
 from hemnet.errors import UserError
 from hemnet.hub import config_content
 from hemnet.nn.segmenter import Segmenter
+from hemnet.progress import stage
 
 SIZES = ((65, 65), (96, 128), (129, 97), (160, 225))  # height and width: even and odd
 BATCHES = (1, 2)
@@ -121,6 +122,7 @@ def metadata(model: Segmenter) -> dict[str, str]:
 
 def check_parity(model: nn.Module, exported: nn.Module) -> list[Parity]:
     """Compares logits on random images; raises where they differ by more than `TOLERANCE`."""
+    stage(f"comparing the file with the model: {len(SIZES)} sizes, {len(BATCHES)} batches")
     random = torch.Generator().manual_seed(0)
     found = []
     for height, width in SIZES:
@@ -144,6 +146,7 @@ def check_parity(model: nn.Module, exported: nn.Module) -> list[Parity]:
 
 def trace(model: nn.Module, size: tuple[int, int] = (65, 97)) -> ExportedProgram:
     """A model as a graph for any batch, height and width; `size` is that of an example."""
+    stage("tracing the network for any size")
     images = torch.randn(2, 3, *size)
     sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     with torch.no_grad():
@@ -157,6 +160,7 @@ def trace(model: nn.Module, size: tuple[int, int] = (65, 97)) -> ExportedProgram
 
 
 def write_onnx(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:
+    stage("translating the graph to ONNX")
     made: Any = torch.onnx.export(
         program,
         input_names=["images"],

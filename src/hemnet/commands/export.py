@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from hemnet.commands.looking import MAX_ITERATIONS
@@ -42,10 +43,10 @@ def run(args: argparse.Namespace) -> None:
     from hemnet.engine.load import load_model
     from hemnet.engine.maps import replacing
     from hemnet.export import export_model
-    from hemnet.progress import progress_bar
+    from hemnet.progress import progress_bar, telling
 
     model = load_model(args.model)
-    with progress_bar() as bar:
+    with progress_bar() as bar, telling(lambda text: print(text, file=sys.stderr, flush=True)):
         bar.add_task(f"exporting to {args.format}", total=None)
         found = export_model(model, args.out, args.format, args.iterations)
     print(f"{'batch':>5}  {'size':>9}  {'largest difference':>18}  {'same class':>10}")
