@@ -131,6 +131,9 @@ class Run:
         if config.optim.accumulate == "auto":
             classes = self.dataset.num_classes
             count, self.fit = passes(config, classes, self.world, self.device)
+            # All processes take the same steps: as many as the one with the least memory needs.
+            found = torch.tensor([count], device=self.device)
+            count = int(accelerator.gather(found).max())
             config = replace(config, optim=replace(config.optim, accumulate=count))
         self.survey = look(config, self.dataset)
         self.config = config = replace(
@@ -375,7 +378,9 @@ class Run:
         """The page of the run so far; that of its end is for whoever started it."""
         if self.log is None or self.display.quiet or self._ended():
             return
-        if not self.config.run.live_report:
+        # Evaluating a part again, for want of an evaluation, would wait for the other processes.
+        alone = self.world == 1 or self.best is not None
+        if not (self.config.run.live_report and alone):
             return
         from hemnet.report import write_report
 
