@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 endif
 READY := $(VENV)/.ready
 
-.PHONY: demo app test fuzz lint format bench docs clean help
+.PHONY: demo app test fuzz lint format bench docs package clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -53,6 +53,11 @@ bench: $(READY) ## speed and memory, as ratios of variants interleaved in one ru
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(READY) ## the documents as a site in site/, warnings are errors
 	$(BIN)/python -m mkdocs build --strict
+
+package: $(READY) ## sdist and wheel in dist/, checked for publishing
+	$(BIN)/python -c "import shutil; shutil.rmtree('dist', ignore_errors=True)"
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 clean: ## remove the environment and caches
 	$(PYTHON) -c "import shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('.venv', '.pytest_cache', '.mypy_cache', '.ruff_cache', '.hypothesis')]"

@@ -82,6 +82,10 @@ REPLACED = {
 }
 
 
+# Page → packages that only it needs; where one is not installed, the page is not run.
+NEEDS = {"docs/elsewhere.md": ("segmentation_models_pytorch", "transformers")}
+
+
 @dataclass(frozen=True)
 class Block:
     page: str
@@ -224,6 +228,18 @@ def check_pip(words: list[str]) -> None:
             assert not extra or extra in project["optional-dependencies"], word
 
 
+def check_runner(words: list[str]) -> None:
+    """`uvx --from . hemnet …`, `pipx run --spec . hemnet …`, `docker run … hemnet …`."""
+    if words[:2] == ["docker", "build"]:
+        assert (ROOT / "Dockerfile").is_file()
+        assert words[-1] == "."
+        return
+    if words[0] != "docker":
+        assert words[words.index("hemnet") - 1] == ".", "from the checkout"
+    inner = words[len(words) - words[::-1].index("hemnet") :]
+    cli.build_parser().parse_args(inner)
+
+
 PROGRAMS: Any = {
     "hemnet": run_hemnet,
     "torchrun": run_torchrun,
@@ -231,4 +247,7 @@ PROGRAMS: Any = {
     "python": run_module,
     "make": check_make,
     "pip": check_pip,
+    "uvx": check_runner,
+    "pipx": check_runner,
+    "docker": check_runner,
 }

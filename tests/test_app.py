@@ -486,3 +486,33 @@ def test_a_unit_that_is_a_global_mean_says_so(tmp_path: Path) -> None:
     groups = answers(tmp_path, variance=1e-3, kernel="rbf")
     groups.sample("me", 0)
     assert "global mean" not in groups.view("me", Wishes()).maps
+
+
+def test_a_run_shows_images_that_it_validates_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from hemnet.app.samples import samples_of_run
+
+    root = tiny_data.folder(tmp_path / "data", {"train": 1, "val": 3})
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"data: {{name: folder, root: {root}}}\n")
+    found = samples_of_run(run, 16)
+    assert found is not None
+    assert [sample.name for sample in found] == ["0", "1", "2"]
+    assert all(max(sample.picture.size) == 16 for sample in found)
+    these = Answers(explorer(), Limits(), tmp_path, found)
+    assert [sample.name for sample in these.samples] == ["0", "1", "2"]
+    assert samples_of_run(tmp_path, 16) is None, "a saved model, not a run"
+    (run / "config.yaml").write_text("data: {name: folder, root: gone}\n")
+    assert samples_of_run(run, 16) is None
+    assert "cannot be shown as samples" in caplog.text
+    (run / "config.yaml").write_text("data: {name: scenes}\n")
+    assert samples_of_run(run, 16) is None, "which has its own"
+
+
+def test_black_classes_and_the_background_are_let_through() -> None:
+    from hemnet.engine.maps import see_through
+
+    names, palette = ["Background", "soil", "crop"], [(9, 200, 9), (0, 0, 0), (0, 255, 0)]
+    assert see_through(names, palette) == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -382,3 +383,39 @@ def weak_texts(page: Page) -> list[list[object]]:
         .filter(([ratio]) => ratio < 4.5); }"""
     )
     return weak
+
+
+@pytest.mark.parametrize("validations", [1, 2, 50])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_reports_of_short_and_long_runs(
+    browser: Browser, tmp_path: Path, validations: int, width: int
+) -> None:
+    """Letters of one size, pictures large enough to be looked at, nothing beside the page."""
+    from hemnet.report import write_report
+    from test_report import SCENES, make_run
+
+    folder = make_run(tmp_path / "run", metrics=False)
+    health = {"ratio": 3.0, "spread": 0.5, "entropy": 1.0, "in_use": 0.75}
+    iou = dict.fromkeys(SCENES.info.classes, 5.0)
+    lines: list[dict[str, object]] = []
+    for step in range(1, 2 * validations + 1):
+        lines.append({"kind": "train", "step": step, "loss": 2.0 / step, "health": health})
+        if step % 2 == 0:
+            scores = {"miou": 9.0, "iou": iou, "pixel_accuracy": 50.0}
+            lines.append({"kind": "validation", "step": step, **scores})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(write_report(folder, SCENES).as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    letters = page.evaluate(
+        "[...document.querySelectorAll('.chart text')].map(t => t.getBoundingClientRect().height)"
+    )
+    assert letters
+    assert min(letters) > 8
+    assert max(letters) < 24
+    panels = page.evaluate(
+        "[...document.querySelectorAll('.panels img')].map(p => p.getBoundingClientRect().width)"
+    )
+    assert min(panels) > 140
+    page.close()

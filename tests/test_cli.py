@@ -1,7 +1,9 @@
 """The command line: help, exit codes, and what the commands leave behind."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,58 @@ def test_module_can_be_executed() -> None:
         [sys.executable, "-m", "hemnet", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("hemnet 0.")
+
+
+HEAVY = ("torch", "numpy", "PIL", "timm", "torchvision", "matplotlib", "jsonargparse", "accelerate")
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level packages that a new interpreter has imported after running `code`."""
+    code += "\nimport sys; print('\\n'.join({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    tree = [[name] for name in cli.COMMANDS]
+    for name, subparser in cli.subcommands(cli.build_parser()).items():
+        tree += [[name, inner] for inner in cli.subcommands(subparser)]
+    assert ["data", "check"] in tree
+    code = (
+        "from contextlib import suppress\n"
+        "from hemnet import cli\n"
+        f"for words in {[[], *tree]!r}:\n"
+        "    with suppress(SystemExit):\n"
+        "        cli.main([*words, '--help'])\n"
+    )
+    assert not modules_after(code) & set(HEAVY)
+
+
+def test_importing_hemnet_imports_torch_when_something_is_used() -> None:
+    assert "torch" not in modules_after("import hemnet; hemnet.__version__; dir(hemnet)")
+    assert "torch" in modules_after("import hemnet; hemnet.HighwayEMAttention")
+
+
+def test_lazy_names_are_complete_and_typed() -> None:
+    """Completion lists every name, type checkers see each one's own type."""
+    import hemnet
+
+    assert set(hemnet.__all__) <= set(dir(hemnet))
+    for name in hemnet.__all__:
+        assert getattr(hemnet, name) is not None, name
+    source = ast.parse(Path(hemnet.__file__).read_text(encoding="utf-8"))
+    typed = {
+        alias.asname or alias.name: node.module
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for name in hemnet.__all__:
+        assert name in typed, f"{name} has no import under TYPE_CHECKING"
+        if name in hemnet._LAZY:
+            assert typed[name] == hemnet._LAZY[name], name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = hemnet.nonsense
+    namespace: dict[str, object] = {}
+    exec("from hemnet import *", namespace)
+    assert set(hemnet.__all__) <= set(namespace)

@@ -9,6 +9,7 @@ import yaml
 from hemnet import cli
 from hemnet.config import TrainConfig, check_config
 from hemnet.costs import PAPER_ROWS, PaperRow
+from hemnet.engine.build import settle
 from hemnet.errors import UserError
 from hemnet.settings import differences, dump_config, help_text, known_keys, read_config
 
@@ -126,14 +127,13 @@ def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> N
         (["--data.nme", "voc"], "did you mean data.name?"),
         (["--rate", "1"], "did you mean optim.rate?"),
         (["--optim.rate", "fast"], "optim.rate is fast: expected float"),
-        (["--data.crop", "5"], "data.crop is 5: expected tuple[int, int]"),
+        (["--data.crop", "5.5"], "data.crop is 5.5: expected tuple[int, int]"),
         (["--optim.name", "adam"], "sgd, adamw, lamb"),
         (["--optim.rate", "-1"], "expected a number above 0"),
         (["--optim.rate", ".nan"], "expected a number up to"),
         (["--optim.steps", "0"], "at least 1"),
         (["--data.flip", "2"], "0 to 1"),
         (["--optim.accumulate", "3"], "equal passes"),
-        (["--optim.warmup", "50", "--optim.steps", "50"], "expected fewer"),
         (["--run.precision", "fp16", "--run.device", "cpu"], "needs a GPU"),
         (["--run.device", "tpu"], "expected auto, cpu, cuda or mps"),
         (["--loss.ohem", "1.5"], "share of the pixels"),
@@ -236,3 +236,44 @@ def test_the_command_line_exits_with_2(
     assert message in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
+    flags = ["--optim.rate", "-1", "--optim.steps", "0", "--loss.stride", "0", "--loss.ohem", "3"]
+    with pytest.raises(UserError) as error:
+        read_config(None, [*flags, "--data.scale", "[2, 1]", "--optim.accumulate", "0"])
+    text = str(error.value)
+    assert text.startswith("6 settings cannot be used:\n  ")
+    for key in ("optim.rate", "optim.steps", "loss.stride", "loss.ohem", "data.scale"):
+        assert f"\n  {key} is" in text or f" {key} [" in text
+    file = tmp_path / "a.yaml"
+    file.write_text("optim: {rat: 1, stepps: 5}\nmodle: {}\n")
+    with pytest.raises(UserError) as error:
+        read_config(file, ["--data.rot", "x"])
+    for word in ("optim.rate?", "optim.steps?", "model?", "data.root?"):
+        assert f"did you mean {word}" in str(error.value)
+    file.write_text("optim: {rate: fast, steps: many}\n")
+    with pytest.raises(UserError) as error:
+        read_config(file, ["--data.flip", "often", "--data.crop=wide"])
+    assert str(error.value).startswith("4 settings cannot be used:")
+    for key in ("optim.rate", "optim.steps", "data.flip", "data.crop"):
+        assert f"\n  {key} is" in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["model.num_classes", "data.num_classes", "model.classes"])
+def test_who_asks_for_the_number_of_classes_learns_where_they_come_from(key: str) -> None:
+    with pytest.raises(UserError, match="classes come from the data: its classes"):
+        read_config(None, [f"--{key}", "3"])
+
+
+def test_short_forms_of_values() -> None:
+    assert read_config(None, ["--data.crop", "96"]).data.crop == (96, 96)
+    assert read_config(None, ["--data.crop=96"]).data.crop == (96, 96)
+    found = read_config(None, ["--data.label_map", "0:255, 1:0,2:void"]).data.label_map
+    assert found == {0: 255, 1: 0, 2: 255}
+
+
+def test_a_warm_up_that_is_too_long_for_a_trial_is_shortened() -> None:
+    config = read_config(None, ["--optim.steps", "40", "--optim.warmup", "200"])
+    assert settle(config).optim.warmup == 10
+    assert settle(read_config(None, ["--optim.warmup", "200"])).optim.warmup == 200

@@ -104,7 +104,7 @@ def test_layout_contract(tmp_path, name):
 
 
 def test_every_data_set_has_a_contract_test():
-    assert set(LAYOUTS) | {"list", "scenes", "recall"} == set(list_datasets())
+    assert set(LAYOUTS) | {"list", "scenes", "recall", "hf"} == set(list_datasets())
 
 
 SIZES = {

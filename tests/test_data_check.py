@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from hemnet import cli
-from hemnet.data import Augmentation, Scenes, open_dataset
+from hemnet.data import Augmentation, Scenes, open_dataset, training_batches
 from hemnet.data.check import check
+from hemnet.data.labels import DataError
 from hemnet.data.show import VOID_COLOUR, colour_labels, contact_sheet
 from tiny_data import folder, ids, image, label
 
@@ -185,3 +186,68 @@ def test_sheet_holds_the_pictures_unscaled_and_their_augmented_form():
     windows = np.lib.stride_tricks.sliding_window_view(both, (64, 64, 3))[:, :, 0]
     wanted = colour_labels(mask, scenes.info.palette)[:, ::-1]
     assert (windows[:, :, ::9, ::9] == wanted[::9, ::9]).all((2, 3, 4)).sum() == 1
+
+
+def test_generated_scenes_are_sampled_and_it_is_said(hemnet, monkeypatch):
+    drawn = []
+    read = Scenes.read
+    monkeypatch.setattr(Scenes, "read", lambda self, i: drawn.append(i) or read(self, i))
+    code, out, _ = hemnet("check", "scenes", "--size", 48, "--workers", 1)
+    assert code == 0
+    assert len(drawn) <= 128
+    assert "drawn" in out.splitlines()[0]
+    assert "--length" in out.splitlines()[0]
+    code, out, _ = hemnet("check", "scenes", "--size", 48, "--length", 7, "--split", "val")
+    assert "7 images" in out
+    assert "--length" not in out
+
+
+def test_show_previews_exactly_what_training_sees(hemnet, tmp_path):
+    root = tmp_path / "data"
+    for n in range(5):  # of half the crop and twice it: some crops are padded
+        image(root / "images" / "train" / f"{n}.png", 40, 60, seed=n)
+        label(root / "labels" / "train" / f"{n}.png", ids(40, 60, value=2, seed=n))
+    (root / "classes.txt").write_text("a\nb\nc\n")
+    (tmp_path / "c.yaml").write_text("data: {name: folder, crop: [49, 49]}\nrun: {seed: 5}\n")
+    out = tmp_path / "sheet.png"
+    flags = ("--data.root", root, "--data.jitter=0.3", "--count", 4, "--tile", 49, "--columns", 4)
+    code, said, err = hemnet("show", "--config", tmp_path / "c.yaml", *flags, "--out", out)
+    assert code == 0, err
+    assert "first 4 images of the training" in said
+    dataset = open_dataset("folder", root, "train")
+    look = Augmentation(crop=(49, 49), jitter=0.3)
+    batch = next(iter(training_batches(dataset, look, batch_size=4, seed=5)))
+    mean, std = (np.array(values)[:, None, None] for values in (look.mean, look.std))
+    seen = (255 * (batch.images.numpy() * std + mean)).round().astype(np.uint8)
+    with Image.open(out) as sheet:
+        pixels = np.array(sheet).astype(int)
+    for number in range(4):
+        tile = seen[number].transpose(1, 2, 0).astype(int)
+        rows = range(pixels.shape[0] - 49)
+        columns = range(pixels.shape[1] - 49)
+        corners = (
+            (y, x) for y in rows for x in columns if abs(pixels[y, x] - tile[0, 0]).max() < 3
+        )
+        assert any(abs(pixels[y : y + 49, x : x + 49] - tile).max() < 3 for y, x in corners), number
+
+
+def test_show_with_a_configuration_says_what_does_not_go_with_it(hemnet, tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {name: scenes}\n")
+    for arguments, text in (
+        (("show",), "say which data set"),
+        (("show", "scenes", "--config", tmp_path / "c.yaml"), "does not go with --config"),
+        (("show", "--config", tmp_path / "c.yaml", "--root", "x"), "--root does not go with"),
+        (("show", "--config", tmp_path / "c.yaml", "--data.rot", "x"), "did you mean data.root"),
+    ):
+        code, _, err = hemnet(*arguments)
+        assert code == 2
+        assert text in err
+
+
+def test_values_without_a_class_say_what_to_add(tmp_path):
+    root = folder(tmp_path, {"train": 2})
+    label(root / "labels/train/1.png", ids(value=4))
+    with pytest.raises(DataError, match=r"values 4 .*list has 3, so the next line is"):
+        open_dataset("folder", root)[1]
+    with pytest.raises(DataError, match=r"0, 1 are missing from your label map.*0:255"):
+        open_dataset("folder", root, label_map={2: 0})[0]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hemnet import cli
 from hemnet.data import FileDataset, open_dataset
 from hemnet.data.catalog import splits_present
 from hemnet.data.dataset import read_image
@@ -166,3 +167,138 @@ def test_images_of_every_mode_become_rgb(tmp_path, mode):
     assert pixels.shape == (3, 24, 32)
     if mode != "1":
         assert np.abs(pixels[0].numpy().astype(int) - grey).max() <= 6
+
+
+def beside(root, names, ending="_mask.png"):
+    """Images and labels in one folder, told apart by their names."""
+    for number, name in enumerate(names):
+        image(root / f"{name}.png", seed=number)
+        label(root / f"{name}{ending}", ids(value=2, seed=number))
+    return root
+
+
+def test_labels_beside_their_images_by_a_pattern(tmp_path):
+    root = beside(tmp_path / "data", ["a", "b", "c_1", "c"])
+    assert splits_present("folder", root, "{stem}_mask.png") == ["all"]
+    prepare_folder(root, labels="{stem}_mask.png")
+    dataset = open_dataset("folder", root, "all", labels="{stem}_mask.png")
+    assert sorted(keys(dataset)) == ["a", "b", "c", "c_1"]
+    assert dataset.num_classes == 3
+    assert all(p.label.name == f"{p.id}_mask.png" for p in dataset.pairs)
+    image(root / "alone.png")
+    dataset = open_dataset("folder", root, "all", labels="{stem}_mask.png")
+    assert dataset.unpaired == [f"{root / 'alone.png'}: no label for it by the pattern "
+                                "{stem}_mask.png"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "image_name, label_name, pattern",
+    [
+        ("images/train/x.jpg", "labels/train/x_annotation.png", "{stem}_annotation.png"),
+        ("images/train/x.jpg", "masks/train/x.png", "masks/{stem}.png"),
+        ("images/train/x.jpg", "masks/train/x.png", "masks"),
+        ("images/train/x.jpg", "gt/train/x.tif", "gt"),
+        ("images/train/d/x.jpg", "gt/d/x.png", "gt/{path}.png"),
+        ("train/x.jpg", "train/gt_x.png", "gt_{stem}.png"),
+        ("train/images/x.jpg", "train/labels/x_L.png", "{stem}_L.png"),
+    ],
+)
+def test_patterns(tmp_path, image_name, label_name, pattern):
+    image(tmp_path / image_name)
+    marked = label(tmp_path / label_name, ids(value=1, seed=0))
+    assert splits_present("folder", tmp_path, pattern) == ["train"]
+    dataset = open_dataset("folder", tmp_path, "train", classes="2", labels=pattern)
+    assert [pair.label for pair in dataset.pairs] == [marked]
+
+
+def test_names_that_do_not_match_are_shown_with_the_pattern_that_would(tmp_path):
+    for n in range(3):
+        image(tmp_path / "images" / "train" / f"{n:03}.jpg")
+        label(tmp_path / "labels" / "train" / f"{n:03}_mask.png", ids())
+    with pytest.raises(UserError) as error:
+        open_dataset("folder", tmp_path, "train", classes="2")
+    text = str(error.value)
+    assert "none of 3 labels is called as one of the 3 images" in text
+    assert "000.jpg needs a label 000.png, and there is 000_mask.png" in text
+    assert "--data.labels '{stem}_mask.png'" in text
+    assert "archive" not in text
+    assert len(open_dataset("folder", tmp_path, classes="2", labels="{stem}_mask.png")) == 3
+
+
+@pytest.mark.parametrize(
+    "ending, said",
+    [
+        (".jpg", "JPG changes pixels when it compresses"),
+        (".npy", "Save each .npy as PNG, with PIL"),
+        (".json", "hemnet data prepare labelme"),
+    ],
+)
+def test_labels_that_are_no_label_pictures_are_refused_by_name(tmp_path, ending, said):
+    image(tmp_path / "images" / "train" / "a.png")
+    (tmp_path / "labels" / "train").mkdir(parents=True)
+    if ending == ".jpg":
+        image(tmp_path / "labels" / "train" / "a.jpg")
+    else:
+        (tmp_path / "labels" / "train" / f"a{ending}").write_bytes(b"x")
+    with pytest.raises(UserError, match=f"1 files such as a{ending}") as error:
+        open_dataset("folder", tmp_path, "train", classes="2")
+    assert said in str(error.value)
+
+
+def test_bad_patterns(tmp_path):
+    beside(tmp_path, ["a"])
+    for pattern, said in (
+        ("{name}.png", "expected a file name with {stem}"),
+        ("*.png", "expected a file name with {stem}"),
+        ("{stem}_mask.jpg", "Export the labels as PNG"),
+        ("{stem}_gt.png", "none has a label by the pattern"),
+    ):
+        with pytest.raises(UserError) as error:
+            open_dataset("folder", tmp_path, "all", classes="3", labels=pattern)
+        assert said in str(error.value)
+
+
+def test_two_folders_of_labels_are_named_and_one_is_chosen(tmp_path):
+    folder(tmp_path, {"train": 2})
+    for n in range(2):
+        label(tmp_path / "masks" / "train" / f"{n}.png", ids(value=1))
+    with pytest.raises(UserError, match=r"2 folders of labels, labels/ and masks/"):
+        open_dataset("folder", tmp_path)
+    chosen = open_dataset("folder", tmp_path, labels="masks")
+    assert {pair.label.parent.parent.name for pair in chosen.pairs} == {"masks"}
+
+
+def test_a_folder_without_splits_says_how_to_divide_it(tmp_path):
+    image(tmp_path / "images" / "a.jpg")
+    label(tmp_path / "labels" / "a.png", ids())
+    with pytest.raises(UserError, match=r"no split 'train'.*hemnet data split folder"):
+        open_dataset("folder", tmp_path, "train", classes="2")
+
+
+def test_an_empty_folder_says_what_it_holds(tmp_path):
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    (tmp_path / "labels" / "train").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "a.heic").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"no images \(1 × .heic\)"):
+        open_dataset("folder", tmp_path, "train", classes="2")
+
+
+@pytest.mark.parametrize("command", ["check", "show", "prepare", "split"])
+def test_one_folder_for_all_says_which_pattern_its_labels_may_follow(tmp_path, capsys, command):
+    root = beside(tmp_path / "data", ["a", "b", "c"], "_labels.png")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["data", command, "folder", "--root", str(root)])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "If a_labels.png is the label of a.png: --data.labels '{stem}_labels.png'" in said
+    image(tmp_path / "other" / "x.jpg")
+    with pytest.raises(UserError, match=r"1 images, such as x"):
+        splits_present("folder", tmp_path / "other")
+
+
+def test_missing_classes_are_found_with_the_same_pattern(tmp_path):
+    root = beside(tmp_path, ["a"])
+    with pytest.raises(
+        UserError, match=r"prepare folder --root .* --data.labels '{stem}_mask.png'"
+    ):
+        open_dataset("folder", root, "all", labels="{stem}_mask.png")

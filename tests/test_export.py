@@ -349,3 +349,34 @@ def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "said: File too large" in done.stdout
+
+
+def test_the_stages_are_said(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", str(source), "--out", str(tmp_path / "m.onnx")) == 0
+    said = [line.split()[0] for line in capsys.readouterr().err.splitlines()]
+    assert [word for word in said if word in ("tracing", "translating", "comparing")] == [
+        "tracing",
+        "translating",
+        "comparing",
+    ]
+
+
+@pytest.mark.parametrize("name", ["tf_mobilenetv3_small_minimal_100", "resnetblur18"])
+def test_sizes_stay_simple_whatever_pads(name: str) -> None:
+    """Padding that depends on the size nested its expressions layer in layer: hours of tracing."""
+    from hemnet.nn.backbone import Backbone
+
+    class Deepest(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = Backbone(name, 32)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.backbone(images)[-1]
+
+    program = export.trace(Deepest().eval())
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    shapes = [str(side) for v in values if isinstance(v, torch.Tensor) for side in v.shape]
+    assert max(map(len, shapes)) < 200, max(shapes, key=len)[:300]

@@ -228,3 +228,29 @@ class _Evil:
 
     def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
         return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("runs/cwhh", "did you mean runs/cwhg?"),
+        ("runs/other", "runs has cwhg"),
+        ("./cwhh", "there is no folder ./cwhh"),
+        ("runs/cwhg/mdel", "did you mean runs/cwhg/model"),
+        ("runz/deep/cwhh", "nor runz/deep"),
+        ("model.onnx", "there is no folder model.onnx"),
+    ],
+)
+def test_a_typing_error_in_a_path_is_not_asked_of_the_hub(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "cwhg" / "model").mkdir(parents=True)
+
+    def ask(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    with pytest.raises(UserError) as error:
+        hemnet.from_pretrained(source)
+    assert said in str(error.value)

@@ -55,6 +55,7 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
         "checkpoints",
         "model",
         "tensorboard",
+        "report.html",
     }
     assert read_config(tmp_path / "config.yaml") == settle(config)
     assert json.loads((tmp_path / "environment.json").read_text())["torch"] == torch.__version__

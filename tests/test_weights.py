@@ -214,3 +214,27 @@ class _Evil:
 
     def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
         return Path.touch, (self.path,)
+
+
+def test_weights_of_another_network_are_refused_unless_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stem fits by accident: 4 of 75 tensors would be loaded, and training would begin."""
+    torch.manual_seed(0)
+    network = timm.create_model("resnet18", features_only=True)
+    state = {k: v for k, v in network.state_dict().items() if "num_batches" not in k}
+    few = dict(list(state.items())[:5])
+    save_file(few, tmp_path / "w.safetensors")
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    with pytest.raises(UserError, match=r"has 5 of this backbone's 100 .*another network"):
+        load_weights(network, tmp_path / "w.safetensors")
+    assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+    assert load_weights(network, tmp_path / "w.safetensors", partial=True).matched == 5
+    arguments = {"backbone": "resnet18", "output_stride": 16, "channels": 16}
+    with pytest.raises(UserError, match="partial_weights"):
+        create_model("fcn", 2, "resnet18", 16, None, tmp_path / "w.safetensors")
+    model = create_model(
+        "hemnet", 2, weights=tmp_path / "w.safetensors", partial_weights=True, **arguments
+    )
+    assert model.weights_report is not None
+    assert model.weights_report.matched == 5

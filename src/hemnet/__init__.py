@@ -3,30 +3,30 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hemnet.em import (
-    Bernoulli,
-    DiagonalGaussian,
-    EMResult,
-    Gaussian,
-    Iteration,
-    Mixture,
-    VonMisesFisher,
-    e_step,
-    elbo,
-    highway_em,
-    log_likelihood,
-    n_step,
-    r_step,
-    trace,
-)
-from hemnet.nn.attention import EMAttention, HighwayEMAttention
-from hemnet.nn.health import BasesWarning, Health
 from hemnet.version import __version__
 
 if TYPE_CHECKING:
     from hemnet.box import list_pretrained
+    from hemnet.em import (
+        Bernoulli,
+        DiagonalGaussian,
+        EMResult,
+        Gaussian,
+        Iteration,
+        Mixture,
+        VonMisesFisher,
+        e_step,
+        elbo,
+        highway_em,
+        log_likelihood,
+        n_step,
+        r_step,
+        trace,
+    )
     from hemnet.hub import from_pretrained
     from hemnet.models import create_model, list_models
+    from hemnet.nn.attention import EMAttention, HighwayEMAttention
+    from hemnet.nn.health import BasesWarning, Health
     from hemnet.nn.segmenter import Segmenter
 
 __all__ = [
@@ -56,17 +56,45 @@ __all__ = [
     "trace",
 ]
 
-# Imported when first used: the models need timm, which takes seconds to import.
+# Imported when first used (PEP 562): torch and timm take seconds, and `hemnet --help` needs none.
 _LAZY = {
+    "BasesWarning": "hemnet.nn.health",
+    "Bernoulli": "hemnet.em",
+    "DiagonalGaussian": "hemnet.em",
+    "EMAttention": "hemnet.nn.attention",
+    "EMResult": "hemnet.em",
+    "Gaussian": "hemnet.em",
+    "Health": "hemnet.nn.health",
+    "HighwayEMAttention": "hemnet.nn.attention",
+    "Iteration": "hemnet.em",
+    "Mixture": "hemnet.em",
     "Segmenter": "hemnet.nn.segmenter",
+    "VonMisesFisher": "hemnet.em",
     "create_model": "hemnet.models",
+    "e_step": "hemnet.em",
+    "elbo": "hemnet.em",
     "from_pretrained": "hemnet.hub",
+    "highway_em": "hemnet.em",
     "list_models": "hemnet.models",
     "list_pretrained": "hemnet.box",
+    "log_likelihood": "hemnet.em",
+    "n_step": "hemnet.em",
+    "r_step": "hemnet.em",
+    "trace": "hemnet.em",
 }
+_PACKAGES = ("em", "nn")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'hemnet' has no attribute {name!r}")
+        found = getattr(importlib.import_module(_LAZY[name]), name)
+    elif name in _PACKAGES:
+        found = importlib.import_module(f"hemnet.{name}")
+    else:
+        raise AttributeError(f"module 'hemnet' has no attribute {name!r}")
+    globals()[name] = found  # not asked for again
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_PACKAGES})

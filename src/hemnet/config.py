@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
 
 MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
+LOSSES = ("cross_entropy", "focal", "dice", "lovasz")  # that can be added
 Precision = Literal["float32", "bf16", "fp16"]
 
 
@@ -27,6 +28,7 @@ class NetworkConfig:
         output_stride: 8, 16 or 32
         channels: width of the head; null for the head's own
         weights: of the backbone: null, imagenet (timm's, from the hub) or a local file
+        partial_weights: take a local file that lacks more than a tenth of the backbone's tensors
         start: a run or a saved model whose weights the whole network begins with
         multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
         resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
@@ -42,6 +44,7 @@ class NetworkConfig:
     output_stride: int = 8
     channels: int | None = None
     weights: str | None = None
+    partial_weights: bool = False
     start: str | None = None
     multi_grid: Literal["auto"] | list[int] | None = "auto"
     resnet_v1: bool = False
@@ -58,13 +61,15 @@ class DataConfig:
 
     Args:
         name: a data set of `hemnet data`, such as voc, camvid, folder or scenes
-        root: its folder; scenes and recall have none
+        root: its folder (of hf: a folder or a name on the hub); scenes and recall have none
         split: what is trained on
         val_split: what validation looks at; null for no validation
         partial: use the pairs that are there when listed files are missing
         skip_broken: leave out files that cannot be read, instead of stopping
         classes: names, or a file of names, for folder and list
         label_map: value in the label files → class
+        labels: names of label files, such as {stem}_mask.png; null for the images' names
+        columns: image and mask column of a Hugging Face data set; null to find them
         size: side of generated images; null for 128
         length: how many generated images to train on; null for 4000
         val_length: how many generated images to validate on; null for 400
@@ -84,6 +89,8 @@ class DataConfig:
     skip_broken: bool = False
     classes: str | list[str] | None = None
     label_map: dict[int, int] | None = None
+    labels: str | None = None
+    columns: tuple[str, str] | None = None
     size: int | None = None
     length: int | None = None
     val_length: int | None = None
@@ -103,9 +110,11 @@ class OptimConfig:
         name: sgd, adamw, lamb, adafactor or muon
         steps: how many times the weights change
         batch_size: images of one step, over all processes and accumulated passes
-        accumulate: passes that make one step, each with its share of the batch
+        accumulate: passes that make one step, each with its share; auto for as few as fit
+        memory: GiB that auto may fill; null for what is free
         rate: the base learning rate
         power: of the poly schedule; 0 keeps the rate
+        plateau: validations without a better mIoU until the rate falls, thrice; null for poly
         warmup: steps over which the rate rises from a tenth
         momentum: of sgd and muon
         betas: of adamw, lamb and muon
@@ -119,9 +128,11 @@ class OptimConfig:
     name: Literal["sgd", "adamw", "lamb", "adafactor", "muon"] = "sgd"
     steps: int = 30_000
     batch_size: int = 16
-    accumulate: int = 1
+    accumulate: Literal["auto"] | int = 1
+    memory: float | None = None
     rate: float = 9e-3
     power: float = 0.9
+    plateau: int | None = None
     warmup: int = 0
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
@@ -134,19 +145,23 @@ class OptimConfig:
 
 @dataclass
 class LossConfig:
-    """Cross-entropy of the pixels that are not void.
+    """What is minimised, over the pixels that are not void.
 
     Args:
+        terms: weights of cross_entropy, focal, dice and lovasz, which are added
+        focal_gamma: of focal: how little well classified pixels count
         auxiliary: weight of the auxiliary head's loss; 0 for no such head
         ohem: share of each image's pixels, the hardest, that count; null for all
-        class_weights: one number per class; null for equal ones
+        class_weights: one number per class; auto to find them in the data; null for equal ones
         stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
         average: over valid pixels, or over all, where void counts as a loss of 0
     """
 
+    terms: dict[str, float] = field(default_factory=lambda: {"cross_entropy": 1.0})
+    focal_gamma: float = 2.0
     auxiliary: float = 0.0
     ohem: float | None = None
-    class_weights: list[float] | None = None
+    class_weights: Literal["auto"] | list[float] | None = None
     stride: int = 1
     average: Literal["valid", "all"] = "valid"
 
@@ -187,6 +202,7 @@ class RunConfig:
         channels_last: memory layout of images and weights, faster on most devices
         compile: let torch.compile make the network faster after a slow start
         log_every: steps between two lines of the log
+        live_report: rewrite report.html after every validation, to look at while it trains
         health_every: steps between two looks at the health of the attention unit's bases
         checkpoint_every: steps between two checkpoints
         tensorboard: write TensorBoard's events into the run folder
@@ -200,6 +216,7 @@ class RunConfig:
     channels_last: bool = True
     compile: bool = False
     log_every: int = 20
+    live_report: bool = True
     health_every: int = 200
     checkpoint_every: int = 500
     tensorboard: bool = True
@@ -226,9 +243,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("model.freeze_stages", "loss.auxiliary"), _FROM_0),
     **dict.fromkeys(("data.size", "data.length", "data.val_length", "model.channels"), _FROM_1),
     **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
-    **dict.fromkeys(("optim.steps", "optim.accumulate"), _FROM_1),
+    **dict.fromkeys(("optim.steps", "optim.accumulate", "optim.plateau"), _FROM_1),
     **dict.fromkeys(("validation.every", "validation.window"), _FROM_1),
     "loss.stride": _FROM_1,
+    "loss.focal_gamma": (0, 20),
     **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
     **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
     **dict.fromkeys(("optim.batch_size", "validation.batch_size"), (1, 65_536)),
@@ -241,75 +259,99 @@ _RANGES: dict[str, tuple[float, float]] = {
     "validation.iterations": (1, MAX_ITERATIONS),
 }
 _POSITIVE = (
-    *("optim.rate", "optim.bias_rate", "optim.head_rate", "optim.clip", "loss.ohem"),
+    *(
+        "optim.rate",
+        "optim.bias_rate",
+        "optim.head_rate",
+        "optim.clip",
+        "loss.ohem",
+        "optim.memory",
+    ),
     *("data.scale_step", "model.norm_momentum"),
 )
 
 
 def check_config(config: TrainConfig) -> None:
-    """Refuse numbers out of range and settings that contradict each other."""
-    _check_kinds(config)
+    """Refuse numbers out of range and settings that contradict each other: all at once."""
+    # What is of a wrong kind cannot be compared with anything.
+    problems = list(_wrong_kinds(config)) or list(_contradictions(config))
+    if problems:
+        raise UserError(joined(problems))
+
+
+def joined(problems: Sequence[str]) -> str:
+    """One problem as it is, several as a list."""
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} settings cannot be used:\n  " + "\n  ".join(problems)
+
+
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    bad = set()  # keys that the checks of several settings leave out
     for key, (low, high) in _RANGES.items():
         value = get(config, key)
-        if value is not None and not low <= value <= high:
+        if value not in (None, "auto") and not low <= value <= high:
             allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-            raise UserError(f"{key} is {_short(value)}: expected {allowed}")
+            bad.add(key)
+            yield f"{key} is {_short(value)}: expected {allowed}"
     for key in _POSITIVE:
         value = get(config, key)
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{key} is {value}: expected a number above 0")
+            bad.add(key)
+            yield f"{key} is {value}: expected a number above 0"
     if config.optim.average is not None and not 0 <= config.optim.average < 1:
-        raise UserError(
+        yield (
             f"optim.average is {config.optim.average}: expected a decay from 0 to below 1, such as "
             "0.998, or null"
         )
     if not all(0 <= beta < 1 for beta in config.optim.betas):
-        raise UserError(f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
+        yield (f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
     data, optim, loss, run = config.data, config.optim, config.loss, config.run
     if min(data.crop) < 1 or not 0 < data.scale[0] <= data.scale[1]:
-        raise UserError(
+        yield (
             f"data.crop is {list(data.crop)} and data.scale {list(data.scale)}: expected height "
             "and width of at least 1, and a smallest and a largest scale above 0"
         )
-    if data.scale_step is not None:
+    if data.scale_step is not None and "data.scale_step" not in bad:
         steps = (data.scale[1] - data.scale[0]) / data.scale_step
         if abs(steps - round(steps)) > 1e-6:
-            raise UserError(
+            yield (
                 f"data.scale_step is {data.scale_step}, but data.scale {list(data.scale)} is not a "
                 "whole number of such steps: such as 0.25 for [0.5, 2.0]"
             )
     if config.model.norm_momentum is not None and config.model.norm_momentum > 1:
-        raise UserError(f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
+        yield (f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
     if not config.validation.scales or min(config.validation.scales) <= 0:
-        raise UserError(
-            f"validation.scales is {config.validation.scales}: expected numbers above 0"
-        )
+        yield (f"validation.scales is {config.validation.scales}: expected numbers above 0")
     if loss.ohem is not None and loss.ohem > 1:
-        raise UserError(f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
-    if loss.class_weights is not None and not min(loss.class_weights, default=-1) >= 0:
-        raise UserError(f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
-    if any((side - 1) % loss.stride for side in data.crop):
-        raise UserError(
+        yield (f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
+    if unknown := [name for name in loss.terms if name not in LOSSES]:
+        yield (f"loss.terms: there is no loss {unknown[0]!r}; choose from {', '.join(LOSSES)}")
+    if min(loss.terms.values(), default=0) < 0 or not sum(loss.terms.values()) > 0:
+        yield (f"loss.terms is {loss.terms}: expected weights from 0, one of them above 0")
+    if isinstance(loss.class_weights, list) and not min(loss.class_weights, default=-1) >= 0:
+        yield (f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
+    if "loss.stride" not in bad and any((side - 1) % loss.stride for side in data.crop):
+        yield (
             f"loss.stride is {loss.stride}, but data.crop {list(data.crop)} has no whole number of "
             f"such steps: expected sides of a multiple of {loss.stride}, plus 1"
         )
-    if optim.warmup >= optim.steps:
-        raise UserError(
-            f"optim.warmup is {optim.warmup}, but the run has only {optim.steps} steps: "
-            "expected fewer"
-        )
-    if optim.batch_size % optim.accumulate:
-        raise UserError(
+    if data.val_split is None and optim.plateau is not None:
+        yield "optim.plateau needs validation, and data.val_split is null"
+    parts = optim.accumulate
+    whole = not bad & {"optim.batch_size", "optim.accumulate"}
+    if isinstance(parts, int) and whole and optim.batch_size % parts:
+        yield (
             f"optim.batch_size {optim.batch_size} cannot be split into optim.accumulate "
             f"{optim.accumulate} equal passes"
         )
     if run.device not in ("auto", "cpu", "cuda", "mps"):
-        raise UserError(f"run.device is {run.device[:80]!r}: expected auto, cpu, cuda or mps")
+        yield (f"run.device is {run.device[:80]!r}: expected auto, cpu, cuda or mps")
     if run.device == "cpu" and run.precision == "fp16":
-        raise UserError("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
+        yield ("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
 
 
-def _check_kinds(config: TrainConfig) -> None:
+def _wrong_kinds(config: TrainConfig) -> Iterator[str]:
     """A null where none may be, and numbers that nothing can count with."""
     for section in fields(config):
         part = getattr(config, section.name)
@@ -318,11 +360,11 @@ def _check_kinds(config: TrainConfig) -> None:
             key = f"{section.name}.{name}"
             if value is None and type(None) not in get_args(kinds[name]):
                 kind = getattr(kinds[name], "__name__", None) or kinds[name]
-                raise UserError(f"{key} is null: expected {kind}. Leave it out for its default")
+                yield (f"{key} is null: expected {kind}. Leave it out for its default")
             for number in _numbers(value):
                 limit = 1e30 if isinstance(number, float) else _LARGEST
                 if key != "run.seed" and not abs(number) <= limit:
-                    raise UserError(f"{key} is {_short(number)}: expected a number up to {limit:g}")
+                    yield (f"{key} is {_short(number)}: expected a number up to {limit:g}")
 
 
 def _numbers(value: Any) -> Iterator[int | float]:

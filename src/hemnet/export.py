@@ -30,6 +30,7 @@ from hemnet.errors import UserError
 from hemnet.hub import config_content
 from hemnet.nn.segmenter import Segmenter
 from hemnet.nn.unit import em_units
+from hemnet.progress import stage
 from hemnet.quantise import Calibration, HalfWeights, Loss
 
 SIZES = ((65, 65), (96, 128), (129, 97), (160, 225))  # height and width: even and odd
@@ -237,6 +238,7 @@ def check_parity(
     model: nn.Module, exported: nn.Module, tolerance: float = TOLERANCE
 ) -> list[Parity]:
     """Compares logits on random images; raises where they differ by more than `tolerance`."""
+    stage(f"comparing the file with the model: {len(SIZES)} sizes, {len(BATCHES)} batches")
     random = torch.Generator().manual_seed(0)
     found = []
     for height, width in SIZES:
@@ -265,6 +267,7 @@ def trace(
 
     `modules`: nodes know which module they come from.
     """
+    stage("tracing the network for any size")
     images = torch.randn(2, 3, *size)
     sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     with torch.no_grad():
@@ -283,6 +286,7 @@ def write_onnx(program: ExportedProgram, texts: dict[str, str], path: Path) -> N
 
 
 def make_onnx(program: ExportedProgram) -> Any:
+    stage("translating the graph to ONNX")
     return torch.onnx.export(
         program,
         input_names=["images"],

@@ -6,6 +6,7 @@ here is of no picture's shape: the limits are far from what cameras, scanners an
 
 from __future__ import annotations
 
+import io
 import stat
 import threading
 from collections.abc import Iterator
@@ -54,18 +55,25 @@ _unlimited = _Unlimited()
 
 
 @contextmanager
-def open_image(path: str | Path, max_pixels: float = MAX_PIXELS) -> Iterator[Image.Image]:
-    """A file whose head is read and whose pixels are not yet; RefusedError, or what Pillow raises.
+def open_image(source: str | Path | bytes, max_pixels: float = MAX_PIXELS) -> Iterator[Image.Image]:
+    """A file, or its content, whose head is read and whose pixels are not yet.
+
+    Raises RefusedError, or what Pillow raises.
 
     `with open_image(path) as image` must also hold what reads the pixels.
     """
-    found = Path(path).stat()
-    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device may have no end
-        raise RefusedError("not a file but a folder, pipe or device")
-    with _unlimited, Image.open(path, formats=FORMATS) as image:
-        _check(image, found.st_size, max_pixels)
+    if isinstance(source, bytes):
+        size = len(source)
+    else:
+        found = Path(source).stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device may have no end
+            raise RefusedError("not a file but a folder, pipe or device")
+        size = found.st_size
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    with _unlimited, Image.open(file, formats=FORMATS) as image:
+        _check(image, size, max_pixels)
         if image.info.get("progressive"):
-            _check_scans(Path(path))
+            _check_scans(source if isinstance(source, bytes) else Path(source).read_bytes())
         yield image
 
 
@@ -89,8 +97,8 @@ def _check(image: Image.Image, size: int, max_pixels: float) -> None:
         raise RefusedError(f"TIFF with the compression {kind} is not read: save it with another")
 
 
-def _check_scans(path: Path) -> None:
+def _check_scans(content: bytes) -> None:
     """Counts the markers that begin a scan: in the data between them a 0xFF is followed by 0."""
-    scans = path.read_bytes().count(b"\xff\xda")
+    scans = content.count(b"\xff\xda")
     if scans > MAX_SCANS:
         raise RefusedError(f"a JPEG of {scans:,} scans, of which at most {MAX_SCANS} are read")

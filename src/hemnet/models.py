@@ -31,6 +31,7 @@ def create_model(
     channels: int | None = None,
     weights: str | Path | None = None,
     *,
+    partial_weights: bool = False,
     multi_grid: Sequence[int] | Literal["auto"] | None = "auto",
     resnet_v1: bool = False,
     align_corners: bool = True,
@@ -51,6 +52,7 @@ def create_model(
         channels: width of the head; None for the paper's (512 for HEMNet).
         weights: of the backbone: None, "imagenet" (timm's, from the hub), or a local
             `.safetensors` or `.pth` file with timm's or torchvision's names.
+        partial_weights: take a file of weights that lacks more than a tenth of the backbone's.
         multi_grid: dilation rates of a ResNet's last stage; "auto" is 1, 2, 4 for `resnet*s`.
         resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so.
         align_corners: False for weights trained with up-sampling of that kind, as most of
@@ -87,7 +89,7 @@ def create_model(
     )
     if weights is not None and not isinstance(weights, str | Path):
         raise UserError(f'weights must be None, "imagenet" or a file, not {weights!r}')
-    return Segmenter(config, weights)
+    return Segmenter(config, weights, partial_weights)
 
 
 def make_config(name: str, **fields: Any) -> ModelConfig:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from rich.console import Console
@@ -18,6 +19,24 @@ from rich.progress import (
 )
 
 T = TypeVar("T")
+_tell: ContextVar[Callable[[str], object] | None] = ContextVar("tell", default=None)
+
+
+def stage(text: str) -> None:
+    """Says what long work is at, to whoever listens."""
+    tell = _tell.get()
+    if tell is not None:
+        tell(text)
+
+
+@contextmanager
+def telling(tell: Callable[[str], object]) -> Iterator[None]:
+    """Inside, `tell` hears of each stage."""
+    token = _tell.set(tell)
+    try:
+        yield
+    finally:
+        _tell.reset(token)
 
 
 @contextmanager

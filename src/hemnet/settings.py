@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
 
-from hemnet.config import TrainConfig, check_config
+from hemnet.config import TrainConfig, check_config, joined
 from hemnet.errors import UserError
 
 # Settings that do not change what a run computes: a resumed run may have others.
 FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb", "run.timeout")
-_OPEN = ("model.options", "data.label_map")  # dictionaries, whose keys are the user's
+_OPEN = ("model.options", "data.label_map", "loss.terms")  # dictionaries, of the user's keys
 
 
 def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> TrainConfig:
@@ -32,22 +32,59 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(TrainConfig)
-    arguments = list(_checked_flags(flags))
+    problems = [] if path is None else _check_file(Path(path))
+    checked = _checked_flags(flags, problems)
+    if problems:
+        raise UserError(joined(problems))
+    arguments = list(_plain_values(checked))
     if path is not None:
-        _check_file(Path(path))
         arguments = ["--config", str(path), *arguments]
     try:
         parsed = parser.parse_args(arguments)
     except OverflowError:  # jsonargparse does not say of which
         raise UserError("a number of the configuration is too large for a computer's") from None
     except Exception as error:  # jsonargparse raises many kinds
-        raise UserError(_explain(str(error))) from None
+        found = dict.fromkeys((_explain(str(error)), *_wrong_values(parser, path, arguments)))
+        raise UserError(joined(list(found))) from None
     # `instantiate` is the newer name.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
     found = make(parsed)
     config = TrainConfig(**{f.name: getattr(found, f.name) for f in fields(TrainConfig)})
     check_config(config)
     return config
+
+
+def given_settings(path: str | Path | None, flags: Sequence[str]) -> set[str]:
+    """The names of the settings in a file and in flags, whatever is wrong with them."""
+    given = {flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")}
+    given |= {".".join(key.split(".")[:2]) for key in given}
+    if path is not None and Path(path).is_file():
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            given |= {f"{section}.{name}" for section, part in content.items() for name in part}
+        except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError):
+            pass
+    return given
+
+
+def _wrong_values(parser: Any, path: str | Path | None, arguments: Sequence[str]) -> Iterator[str]:
+    """Each value that cannot be read, where jsonargparse stops at the first."""
+    settings = {}
+    if path is not None:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        for section, values in content.items():
+            for name, value in values.items():
+                shown = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+                settings[f"{section}.{name}"] = shown.removesuffix("...\n").strip()
+    rest = list(arguments[2:] if path is not None else arguments)
+    while rest:
+        key, equals, value = rest.pop(0).partition("=")
+        settings[key[2:]] = value if equals else rest.pop(0) if rest else ""
+    for key, value in settings.items():
+        try:
+            parser.parse_args([f"--{key}={value}"])
+        except Exception as error:
+            yield _explain(str(error))
 
 
 def dump_config(config: TrainConfig) -> str:
@@ -99,7 +136,8 @@ def known_keys() -> list[str]:
     ]
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path) -> list[str]:
+    """What is wrong with the names in a file; what cannot be read at all is raised."""
     if path.exists() and not path.is_file():  # a pipe could be read only once
         raise UserError(f"{path} is not a configuration file, but a folder, pipe or device")
     try:
@@ -112,40 +150,72 @@ def _check_file(path: Path) -> None:
         raise UserError(
             f"{path} is not a configuration: expected sections such as model: and data:"
         )
+    problems = []
+    sections = get_type_hints(TrainConfig)
     for key, value in content.items():
-        sections = get_type_hints(TrainConfig)
         if key not in sections:
-            raise UserError(f"{path}: {_unknown(str(key), list(sections))}")
-        if not isinstance(value, dict):
+            problems.append(f"{path}: {_unknown(str(key), list(sections))}")
+        elif not isinstance(value, dict):
             given = _shortened(repr(value), 80)
-            raise UserError(f"{path}: {key} is {given}, expected settings below it")
-        for name in value:
-            _check_key(f"{key}.{name}", f"{path}: ")
+            problems.append(f"{path}: {key} is {given}, expected settings below it")
+        else:
+            problems += [
+                f"{path}: {_unknown(f'{key}.{n}', known_keys())}"
+                for n in value
+                if not _is_known(f"{key}.{n}")
+            ]
+    return problems
 
 
-def _checked_flags(flags: Sequence[str]) -> Iterator[str]:
+def _checked_flags(flags: Sequence[str], problems: list[str]) -> list[str]:
+    """The flags; what is wrong with their names is added to `problems`."""
     expects_value = False
     for flag in flags:
         if flag.startswith("--"):
-            _check_key(flag[2:].split("=", 1)[0], "--")
+            key = flag[2:].split("=", 1)[0]
+            if not _is_known(key):
+                problems.append(f"--{_unknown(key, known_keys())}")
             expects_value = "=" not in flag
         elif expects_value:
             expects_value = False
         else:
-            raise UserError(
+            problems.append(
                 f"{_shortened(repr(flag), 80)} belongs to no flag: settings are given as "
                 "--section.name value"
             )
-        yield flag
+    return list(flags)
 
 
-def _check_key(key: str, where: str) -> None:
-    if key in known_keys() or any(key.startswith(f"{name}.") for name in _OPEN):
-        return
-    raise UserError(f"{where}{_unknown(key, known_keys())}")
+def _plain_values(flags: Iterable[str]) -> Iterator[str]:
+    """Short forms that `hemnet data` takes, too: a side for a crop, 0:0,255:1 for a label map."""
+    key = ""
+    for flag in flags:
+        name, equals, value = flag.partition("=") if flag.startswith("--") else (key, "", flag)
+        if flag.startswith("--") and not equals:
+            key = flag
+            yield flag
+            continue
+        yield f"{name}={_long_form(name[2:], value)}" if equals else _long_form(name[2:], value)
+
+
+def _long_form(key: str, value: str) -> str:
+    if key == "data.crop" and value.strip().isdecimal():
+        return f"[{value}, {value}]"
+    if key == "data.label_map" and re.fullmatch(r"\s*\d+:(\d+|void)(,\s*\d+:(\d+|void))*", value):
+        return f"{{{value.replace('void', '255').replace(':', ': ')}}}"
+    return value
+
+
+def _is_known(key: str) -> bool:
+    return key in known_keys() or any(key.startswith(f"{name}.") for name in _OPEN)
 
 
 def _unknown(key: str, known: list[str]) -> str:
+    if key.rpartition(".")[2] in ("num_classes", "classes", "nclasses", "n_classes"):
+        return (
+            f"{key}: there is no such setting; the classes come from the data: its classes.txt, or "
+            "data.classes (names, a file of names, or their number)"
+        )
     last = {name.rpartition(".")[2]: name for name in known}
     close = difflib.get_close_matches(key, known, n=1) or [
         last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1)

@@ -12,7 +12,7 @@ from typing import Any
 from hemnet.app import drawing
 from hemnet.app.explore import Explorer, Seen, Solution, distinct, step_text
 from hemnet.app.limits import Limits, read_upload, safe_stem, shown_name, shrink
-from hemnet.app.samples import samples
+from hemnet.app.samples import Sample, samples
 from hemnet.app.sessions import Session, Sessions
 from hemnet.engine.maps import save_classes
 from hemnet.errors import UserError
@@ -59,10 +59,16 @@ class Look:
 class Answers:
     """One explorer for all users; `key` says whose page asks."""
 
-    def __init__(self, explorer: Explorer, limits: Limits, folder: Path) -> None:
+    def __init__(
+        self,
+        explorer: Explorer,
+        limits: Limits,
+        folder: Path,
+        own: Sequence[Sample] | None = None,
+    ) -> None:
         self.explorer, self.limits, self.folder = explorer, limits, folder
         self.sessions = Sessions(limits.memory)
-        self.samples = samples(explorer.names)
+        self.samples = list(own or samples(explorer.names))
 
     def sample(self, key: str | None, number: Any) -> Look:
         if not isinstance(number, int) or not 0 <= number < len(self.samples):

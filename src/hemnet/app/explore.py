@@ -25,7 +25,7 @@ from hemnet.em.solver import initial
 from hemnet.engine.evaluate import normalisation
 from hemnet.engine.exported import ExportedModel
 from hemnet.engine.inference import EvaluationOptions, predict_classes
-from hemnet.engine.maps import full_palette
+from hemnet.engine.maps import full_palette, see_through
 from hemnet.engine.predict import class_names
 from hemnet.engine.windows import Classes, smallest_type
 from hemnet.errors import UserError
@@ -118,7 +118,7 @@ class Explorer:
         self.unit = find_unit(model)
         self.names = class_names(model)
         self.palette = full_palette(model.config.palette)
-        self.plain = [k for k, name in enumerate(self.names) if name == "background"]
+        self.plain = see_through(self.names, self.palette)
         self._turn = threading.Lock()  # what enters the unit is caught by a hook on it
 
     @property

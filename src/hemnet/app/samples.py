@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 from matplotlib.cbook import get_sample_data
 from PIL import Image
 
 from hemnet.data.scenes import SCENES, Scenes
+from hemnet.engine.load import RUN_CONFIG, run_dataset
+from hemnet.errors import UserError
+
+log = logging.getLogger("hemnet")
+
+OF_A_RUN = 8  # images of its validation set
 
 # Near the size the demo's network is trained on; validation scenes, which it never saw.
 SCENE_SIZE, SCENE_NUMBERS = (128, 160), (27, 15, 24, 39, 4)
@@ -33,3 +42,21 @@ def samples(classes: Sequence[str]) -> list[Sample]:
     if tuple(classes) == SCENES.classes:
         return [*scenes, photograph]
     return [photograph, *scenes]
+
+
+def samples_of_run(run: str | Path, side: int) -> list[Sample] | None:
+    """Images that a run validates on, none longer than `side`; None where there is no such run."""
+    if not (Path(run) / RUN_CONFIG).is_file():
+        return None
+    try:
+        dataset = run_dataset(run)
+        found = []
+        for index in sorted({round(i) for i in np.linspace(0, len(dataset) - 1, OF_A_RUN)}):
+            image, _ = dataset.read(index)
+            picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+            picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+            found.append(Sample(dataset.id(index), picture))
+    except UserError as error:
+        log.warning("the run's own images cannot be shown as samples: %s", error)
+        return None
+    return None if isinstance(dataset, Scenes) else found

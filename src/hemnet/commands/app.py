@@ -1,10 +1,10 @@
 """Explore a model in the browser.
 
-Drop an image or take one of the samples: its segmentation appears, and below it what the EM unit
-does with it, iteration by iteration: what the bases attend to, the features rebuilt, and the
-likelihood bound for any number of iterations and step size. MODEL is a run folder, a folder that
-save_pretrained wrote, a file that `hemnet export` wrote, the name of a model that comes with hemnet
-(camvid), or a hub id; without one it is the demo's.
+Drop an image or take one of the samples (of a run: images that it validates on): its segmentation
+appears, and below it what the EM unit does with it, iteration by iteration: what the bases attend
+to, the features rebuilt, and the likelihood bound for any number of iterations and step size. MODEL
+is a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, the name of
+a model that comes with hemnet (camvid), or a hub id; without one it is the demo's.
 
 The page is served to this computer only, unless --host says otherwise.
 
@@ -84,11 +84,13 @@ def run(args: argparse.Namespace) -> None:
         from hemnet.app.answers import Answers
         from hemnet.app.explore import Explorer
         from hemnet.app.routes import make_app
+        from hemnet.app.samples import samples_of_run
         from hemnet.engine.load import open_model
 
         device, _ = chosen_device(args.device)
         explorer = Explorer(open_model(args.model, args.trust).to(device), device)
-        answers = Answers(explorer, limits, Path(name))
+        own = samples_of_run(args.model, limits.side)
+        answers = Answers(explorer, limits, Path(name), own)
         serve(make_app(answers, is_loopback(args.host)), place, args.open)
 
 

@@ -6,11 +6,15 @@ examples:
   hemnet data prepare voc --root data --download         VOC 2012 and SBD, about 3.5 GB
   hemnet data prepare coco_stuff --root cocostuff-10k-v1.1
   hemnet data prepare folder --root mydata               writes classes.txt
+  hemnet data prepare labelme --root photos --out mydata     and coco-json, cvat
+  hemnet data split folder --root mydata --val 0.2 --group '^(.*)_'    films stay whole
   hemnet data show scenes                                the built-in data set, drawn to a PNG
   hemnet data show camvid --root CamVid --split val --out sheet.png
+  hemnet data show --config configs/folder.yaml --data.root mydata    as training will see it
 
 data sets: voc, pascal_context, pascal_context_59, coco_stuff, coco, camvid, cityscapes, ade20k,
-folder (images/ and labels/), list (a file of pairs), scenes and recall (generated, no files needed)
+folder (images/ and labels/), list (a file of pairs), hf (Hugging Face), scenes and recall
+(generated, no files needed)
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 HELP = "check, prepare and look at data sets"
 FIRST = 1_000_000  # pairs among which some are drawn
 SHOWN = 10  # problems of a kind that are printed; --json has all
+FORMATS = ("labelme", "coco-json", "cvat")  # annotations that `prepare` turns into a folder
+SCENES_LOOKED_AT = 64  # of each split: they are all made by the same rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "check": "read every pair and report what is wrong",
         "prepare": "convert raw labels (and download where the licence allows)",
         "show": "draw a contact sheet, before and after augmentation",
+        "split": "divide a folder into train, val and test, by lists; no file is moved",
     }
     subs = {
         name: actions.add_parser(name, help=text, description=text + ".")
         for name, text in texts.items()
     }
     for name, sub in subs.items():
-        sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder")
+        how: dict[str, Any] = {"nargs": "?"} if name == "show" else {}
+        sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder", **how)
         sub.add_argument("--root", type=Path, help="its folder (for list: its file)")
+        sub.add_argument(
+            "--labels",
+            "--data.labels",
+            metavar="PATTERN",
+            help="for folder: how label files are called, such as '{stem}_mask.png', or a folder",
+        )
         if name != "prepare":
             _reading_arguments(sub)
     subs["check"].add_argument("--workers", type=int, help="threads (default: one per core)")
@@ -56,7 +70,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--source", type=Path, help="where the raw labels are, if not below --root"
     )
+    prepare.add_argument(
+        "--out", type=Path, help="for annotations: the new folder (default: ROOT-prepared)"
+    )
+    prepare.add_argument(
+        "--classes", help="for annotations: a file, or names with commas, in their order"
+    )
     prepare.add_argument("--download", action="store_true", help="fetch what is missing first")
+    split = subs["split"]
+    split.add_argument("--val", type=float, default=0.2, help="share of the images (default: 0.2)")
+    split.add_argument("--test", type=float, default=0.0, help="share of the images (default: 0)")
+    split.add_argument(
+        "--group",
+        help="what stays together: folder, or a regular expression whose bracket is the group, "
+        r"such as '^(.*)_\d+$' for films",
+    )
+    split.add_argument("--seed", type=int, default=0, help="another division (default: 0)")
     show = subs["show"]
     show.add_argument("--out", type=Path, help="PNG or JPEG file (default: NAME-SPLIT.png)")
     show.add_argument("--count", type=int, default=8, help="how many pairs (default: 8)")
@@ -65,11 +94,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tile", type=int, default=200, help="longest side of a picture (default: 200)"
     )
     show.add_argument("--no-augmentation", action="store_true", help="only the pairs as they are")
+    show.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="of `hemnet train`, whose settings are flags here too: the first images of the "
+        "training, just as the network will see them",
+    )
+    _settings_belong_to_config(show)
     show.add_argument("--crop", type=int, help="crop of the augmentation (default: 513)")
     show.add_argument(
         "--jitter", type=float, default=0.0, help="colour jitter, 0 to 1 (default: 0)"
     )
     show.add_argument("--seed", type=int, default=0, help="which pairs and which draws")
+
+
+def _settings_belong_to_config(show: argparse.ArgumentParser) -> None:
+    """With --config, `--section.name value` is for it and for nobody else."""
+    known = show.parse_known_args
+
+    def parse(arguments: Any, namespace: Any = None) -> Any:
+        words, settings = list(arguments), []
+        if any(word.split("=")[0] == "--config" for word in words):
+            rest = []
+            while words:
+                word = words.pop(0)
+                if not (word.startswith("--") and "." in word.partition("=")[0]):
+                    rest.append(word)
+                    continue
+                settings.append(word)
+                if "=" not in word and words:
+                    settings.append(words.pop(0))
+            words = rest
+        found, extra = known(words, namespace)
+        found.settings = settings
+        return found, extra
+
+    show.parse_known_args = parse  # type: ignore[assignment, method-assign]
 
 
 def _reading_arguments(sub: argparse.ArgumentParser) -> None:
@@ -80,14 +141,21 @@ def _reading_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--classes", help="for folder and list: a file, names with commas, or a number"
     )
-    sub.add_argument("--label-map", help="re-number label values, such as 0:255,1:0, or a file")
+    sub.add_argument(
+        "--label-map",
+        "--data.label_map",
+        help="re-number label values, such as 0:255,1:0, or a file",
+    )
+    sub.add_argument(
+        "--data.columns", dest="picked", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
+    )
     sub.add_argument("--size", type=int, help="side of generated images (default: 128)")
     sub.add_argument("--length", type=int, help="number of generated images")
     sub.add_argument("--groups", type=int, help="groups in an image of recall (default: 2 to 12)")
 
 
 def run(args: argparse.Namespace) -> None:
-    {"check": _check, "prepare": _prepare, "show": _show}[args.action](args)
+    {"check": _check, "prepare": _prepare, "show": _show, "split": _split}[args.action](args)
 
 
 def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDataset:
@@ -102,6 +170,8 @@ def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDa
         partial=partial,
         classes=args.classes,
         label_map=label_map,
+        labels=args.labels,
+        columns=args.picked,
         size=args.size,
         length=args.length,
         groups=args.groups,
@@ -109,11 +179,17 @@ def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDa
 
 
 def _check(args: argparse.Namespace) -> None:
-    from hemnet.data.catalog import splits_present
+    from hemnet.data.catalog import GENERATED, splits_present
     from hemnet.data.check import check
 
     check_output(args.json)
-    splits = [args.split] if args.split else splits_present(args.name, args.root)
+    splits = [args.split] if args.split else splits_present(args.name, args.root, args.labels)
+    if args.name in GENERATED and args.length is None:
+        args.length = SCENES_LOOKED_AT
+        print(
+            f"{args.name}: images are generated, {args.length} of each split are drawn and looked "
+            "at (--length N for more)."
+        )
     # Missing files are part of the report, unless a part is what the user has.
     with _quiet():  # the report has the notes
         datasets = [_open(args, split, True) for split in splits]
@@ -188,8 +264,20 @@ def _bar(share: float, *, blocks: bool, width: int = 30) -> str:
 
 def _prepare(args: argparse.Namespace) -> None:
     from hemnet.data.catalog import dataset_info
-    from hemnet.data.prepare import preparations
+    from hemnet.data.prepare import preparations, prepare_folder
 
+    if args.name in FORMATS:
+        if args.root is None:
+            raise UserError("say where the images are: --root DIR")
+        from hemnet.data.convert import convert_format
+
+        print(convert_format(args.name, args.root, args.source, args.out, args.classes))
+        folder = args.out or f"{args.root.resolve().name}-prepared"
+        print(f"next: hemnet data split folder --root {folder}")
+        return
+    for option in ("out", "classes"):
+        if getattr(args, option) is not None:
+            raise UserError(f"--{option} is for {', '.join(FORMATS)}.")
     dataset_info(args.name)  # an unknown name is answered with the known ones
     known = preparations()
     if args.name not in known:
@@ -197,7 +285,10 @@ def _prepare(args: argparse.Namespace) -> None:
         return
     if args.root is None:
         raise UserError("say where the data is (or should be): --root DIR")
-    print(known[args.name](args.root, args.source, args.download))
+    if args.name == "folder":
+        print(prepare_folder(args.root, args.source, args.download, args.labels))
+    else:
+        print(known[args.name](args.root, args.source, args.download))
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -214,7 +305,12 @@ def _show(args: argparse.Namespace) -> None:
         if value is not None and not low <= value <= high:
             raise UserError(f"--{name} {str(value)[:30]}: expected {low} to {high}.")
     check_output(args.out)
-    split = args.split or splits_present(args.name, args.root)[0]
+    if args.config is not None:
+        _show_training(args)
+        return
+    if args.name is None:
+        raise UserError("say which data set: `hemnet data show NAME`, or --config FILE.")
+    split = args.split or splits_present(args.name, args.root, args.labels)[0]
     dataset = _open(args, split, args.partial)
     picks = np.random.default_rng(args.seed).permutation(min(len(dataset), FIRST))[: args.count]
     augmentation = None
@@ -238,3 +334,82 @@ def _show(args: argparse.Namespace) -> None:
     path = args.out or Path(f"{args.name}-{split}.png")
     save_sheet(sheet, path)
     print(f"{len(picks)} of {len(dataset)} pairs of {args.name} {split} drawn to {path}")
+
+
+def _show_training(args: argparse.Namespace) -> None:
+    """The first images of a training, in its order and with its augmentation."""
+    from itertools import islice
+
+    from hemnet.data.sampler import EndlessSampler
+    from hemnet.data.show import contact_sheet, save_sheet
+    from hemnet.data.transforms import Augmentation
+    from hemnet.engine.build import open_split
+    from hemnet.settings import read_config
+
+    given = {"--root": args.root, "--split": args.split, "--label-map": args.label_map}
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong or args.name is not None:
+        raise UserError(
+            f"{wrong[0] if wrong else args.name} does not go with --config: the configuration "
+            "says it. Change it there, or with a flag such as --data.root DIR."
+        )
+    config = read_config(args.config, args.settings)
+    data, seed = config.data, config.run.seed
+    dataset = open_split(data, data.split, data.length)
+    keys = list(islice(EndlessSampler(len(dataset), seed=seed), args.count))
+    look = Augmentation(data.crop, data.scale, data.flip, data.jitter, scale_step=data.scale_step)
+    sheet = contact_sheet(
+        dataset, keys, augmentation=look, tile=args.tile, columns=args.columns, seed=seed
+    )
+    path = args.out or Path(f"{data.name}-{data.split}.png")
+    save_sheet(sheet, path)
+    print(
+        f"the first {len(keys)} images of the training drawn to {path}: as read above, as the "
+        f"network sees them below (crops of {data.crop[0]}×{data.crop[1]})"
+    )
+
+
+def _split(args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hemnet.data.catalog import splits_present
+    from hemnet.data.dataset import FileDataset
+    from hemnet.data.folders import SPLITS
+    from hemnet.data.split import divide, write_splits
+
+    if args.name != "folder" or args.root is None:
+        raise UserError("`hemnet data split` divides a folder: hemnet data split folder --root DIR")
+    if (args.root / SPLITS).exists():
+        raise UserError(f"{args.root / SPLITS} exists already: remove it to divide anew.")
+    present = splits_present("folder", args.root, args.labels)
+    shares = {"train": 1 - args.val - args.test, "val": args.val, "test": args.test}
+    shares = {part: share for part, share in shares.items() if share != 0}
+    source = args.split or present[0]
+    taken = [part for part in shares if part in present and part != source]
+    if taken:
+        raise UserError(
+            f"{args.root} has {' and '.join(taken)} already. Leave out --{taken[0]}, with "
+            f"--{taken[0]} 0, or move its images."
+        )
+    dataset = _open(args, source, args.partial)
+    assert isinstance(dataset, FileDataset)
+    division = divide(dataset, shares, group=args.group, seed=args.seed)
+    written = write_splits(dataset, division, args.root)
+    table = Table("class", box=None, pad_edge=False)
+    for part in division.members:
+        table.add_column(part, justify="right")
+    for number, name in enumerate(dataset.info.classes):
+        row = (_percent(int(n[number]) / max(1, int(n.sum()))) for n in division.pixels.values())
+        table.add_row(escape(name), *row)
+    console = Console(highlight=False)
+    for path, (part, members) in zip(written, division.members.items(), strict=True):
+        console.print(
+            f"[bold]{part}[/]: {len(members)} images in {division.groups[part]} groups, "
+            f"{escape(str(path))}",
+            soft_wrap=True,
+        )
+    if division.duplicates:
+        print(f"{division.duplicates} images are the same as another: they stay together.")
+    console.print(table)

@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--data.label_map", dest="label_map", help="re-number label values, such as 0:255,1:0"
     )
+    data.add_argument(
+        "--data.labels", dest="labels", help="for folder: label files' names: {stem}_mask.png"
+    )
+    data.add_argument(
+        "--data.columns", dest="columns", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
+    )
     data.add_argument("--data.size", dest="size", type=int, help="side of generated images")
     data.add_argument("--data.length", dest="length", type=int, help="number of generated images")
     data.add_argument("--data.groups", dest="groups", type=int, help="groups in an image of recall")
@@ -122,6 +128,8 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
             partial=args.partial or known.partial,
             classes=args.classes or known.classes,
             label_map=label_map,
+            labels=args.labels or known.labels,
+            columns=args.columns or known.columns,
             size=args.size or (known.size if name in GENERATED else None),
             length=args.length or known.val_length,
             groups=args.groups,

@@ -23,6 +23,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from hemnet.config import MAX_ITERATIONS
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 
     from hemnet.engine.load import load_model
     from hemnet.export import export_as
-    from hemnet.progress import progress_bar
+    from hemnet.progress import progress_bar, telling
 
     model = load_model(args.model)
     data = None
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
             images=args.images,
             held_out=args.held_out,
         )
-    with progress_bar() as bar:
+    with progress_bar() as bar, telling(lambda text: print(text, file=sys.stderr, flush=True)):
         bar.add_task(f"exporting to {args.format}", total=None)
         found = export_as(
             model,

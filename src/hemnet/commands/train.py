@@ -8,6 +8,8 @@ examples:
   hemnet train --config configs/scenes.yaml --out runs/scenes
   hemnet train --config configs/camvid_resnet50.yaml --data.root CamVid --out runs/camvid
   hemnet train --config configs/folder.yaml --data.root DATA --optim.rate 0.01 --out runs/mine
+  hemnet train --preset cpu --data.root DATA --out runs/mine --until-plateau
+  hemnet train --preset gpu --data.root DATA --dry-run          cost, memory and time first
   hemnet train --resume --out runs/mine
   torchrun --nproc-per-node 4 -m hemnet train --config configs/voc_resnet101.yaml --out runs/voc
 """
@@ -16,21 +18,49 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hemnet.errors import UserError
+from hemnet.presets import PRESETS, preset_flags
 from hemnet.settings import help_text
+
+if TYPE_CHECKING:
+    from hemnet.config import TrainConfig
 
 HELP = "train a model on a data set, or resume a run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "hemnet train --config FILE --out RUN [--resume] [--section.name VALUE ...]"
+    parser.usage = (
+        "hemnet train (--config FILE | --preset cpu|gpu) --out RUN [--resume] [--dry-run] "
+        "[--section.name VALUE ...]"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file, see configs/")
-    parser.add_argument("--out", type=Path, metavar="RUN", required=True, help="the run folder")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="the run folder")
     parser.add_argument("--resume", action="store_true", help="go on with the run in RUN")
     parser.add_argument(
         "--allow-changes", action="store_true", help="resume with another configuration"
+    )
+    parser.add_argument(
+        "--preset",
+        choices=tuple(PRESETS),
+        help="settings to begin with: cpu for hundreds of images and some cores, gpu for thousands "
+        "and a GPU; --config and flags go before them",
+    )
+    parser.add_argument(
+        "--until-plateau",
+        action="store_true",
+        help="until mIoU no longer rises, at most optim.steps: optim.plateau 5",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build everything, train some steps, say cost, memory and time; write nothing",
+    )
+    parser.add_argument(
+        "--find-rate",
+        action="store_true",
+        help="try rising learning rates on this data and propose one; write nothing",
     )
     parser.epilog = help_text()
     # The settings are jsonargparse's to read: whatever is not known here is kept for it.
@@ -44,19 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from hemnet.engine.folder import CONFIG
-    from hemnet.settings import read_config
-
-    path, saved = args.config, args.out / CONFIG
-    if args.allow_changes and not args.resume:
-        raise UserError("--allow-changes belongs to --resume")
-    if path is None and args.resume:
-        if not saved.exists():
-            raise UserError(f"{args.out} holds no run to resume: it has no {CONFIG}")
-        path = saved
-    if path is None:
-        raise UserError("give a configuration with --config, such as configs/scenes.yaml")
-    config = read_config(path, args.settings)
+    config = _config(args)
+    if args.dry_run or args.find_rate:
+        if args.resume:
+            raise UserError("--resume goes on with a run, and a trial leaves none")
+        _trial(args, config)
+        return
 
     from hemnet.engine.train import train
 
@@ -74,3 +97,45 @@ def run(args: argparse.Namespace) -> None:
 
         print(f"{summary}. The model is in {args.out / 'model'}")
         print(f"report: {write_report(args.out)}")
+
+
+def _config(args: argparse.Namespace) -> TrainConfig:
+    from hemnet.engine.folder import CONFIG
+    from hemnet.settings import given_settings, read_config
+
+    if args.out is None and not (args.dry_run or args.find_rate):
+        raise UserError("say where the run is to be: --out RUN")
+    if args.allow_changes and not args.resume:
+        raise UserError("--allow-changes belongs to --resume")
+    path = args.config
+    if path is None and args.resume:
+        path = args.out / CONFIG
+        if not path.exists():
+            raise UserError(f"{args.out} holds no run to resume: it has no {CONFIG}")
+    if path is None and args.preset is None:
+        raise UserError(
+            "give a configuration with --config, such as configs/scenes.yaml, or begin with "
+            "--preset cpu or --preset gpu"
+        )
+    flags = list(args.settings)
+    if args.preset is not None:
+        if args.resume:
+            raise UserError("--preset is for a run that begins: --resume takes the run's settings")
+        flags = [*preset_flags(args.preset, given_settings(path, flags)), *flags]
+    if args.until_plateau and "optim.plateau" not in given_settings(None, flags):
+        flags += ["--optim.plateau", "5"]
+    return read_config(path, flags)
+
+
+def _trial(args: argparse.Namespace, config: TrainConfig) -> None:
+    from hemnet.engine.trial import dry_run, find_rate
+
+    if args.dry_run:
+        for line in dry_run(config):
+            print(line)
+    if args.find_rate:
+        found = find_rate(config)
+        print(
+            f"proposed: --optim.rate {found.best:g} (for {config.optim.name}, batches of "
+            f"{config.optim.batch_size})"
+        )

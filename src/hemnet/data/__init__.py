@@ -1,7 +1,7 @@
 """Data sets: the catalog, readers, transforms, batches, and the built-in scenes and recall."""
 
 from hemnet.data.catalog import GENERATED, dataset_info, list_datasets, open_dataset
-from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
+from hemnet.data.dataset import FileDataset, Info, Part, SegmentationDataset
 from hemnet.data.labels import VOID, Coding, DataError
 from hemnet.data.loading import Batch, Batches, evaluation_batches, training_batches
 from hemnet.data.recall import Recall
@@ -20,6 +20,7 @@ __all__ = [
     "EndlessSampler",
     "FileDataset",
     "Info",
+    "Part",
     "Recall",
     "Scenes",
     "SegmentationDataset",

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hemnet.data import classes as known
-from hemnet.data import folders, layouts
+from hemnet.data import folders, hf, layouts
 from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
 from hemnet.data.labels import Coding
 from hemnet.data.layouts import Layout, Pair
+from hemnet.data.matching import no_layout
 from hemnet.data.recall import RECALL, Recall
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError
@@ -99,6 +100,7 @@ def _entries() -> dict[str, Entry]:
         ),
         (Info("folder", "images/ and labels/ of your own", (), (), {}), folders.folder),
         (Info("list", "a file of image and label pairs", (), (), {}), folders.pair_list),
+        (Info("hf", "a Hugging Face data set", (), (), {}), _no_files),
         (SCENES, _no_files),
         (RECALL, _no_files),
     ]
@@ -106,11 +108,11 @@ def _entries() -> dict[str, Entry]:
 
 
 def _no_files(root: Path, split: str) -> Layout:
-    raise AssertionError("drawn, not read")
+    raise AssertionError("drawn, or not read from files in folders")
 
 
 CATALOG = _entries()
-OWN = ("folder", "list")
+OWN = ("folder", "list", "hf")
 GENERATED = {"scenes": Scenes, "recall": Recall}
 
 
@@ -126,14 +128,21 @@ def dataset_info(name: str) -> Info:
     return CATALOG[name].info
 
 
-def splits_present(name: str, root: str | os.PathLike[str] | None) -> list[str]:
+def splits_present(
+    name: str, root: str | os.PathLike[str] | None, labels: str | None = None
+) -> list[str]:
     """The splits of a data set that the folder has files of."""
     info = dataset_info(name)
     if name in GENERATED:
         return list(info.splits)
+    if name == "hf":
+        return list(hf.load(_given(name, root)))
     base = _folder(name, root)
     if name == "folder":
-        return folders.folder_splits(base) or [folders.ALL]  # whose reader says what is missing
+        found = folders.folder_splits(base, labels is not None)
+        if not found:
+            raise no_layout(base)
+        return found
     if name == "list":
         return folders.list_splits(base)
     present, problem = [], None
@@ -160,6 +169,8 @@ def open_dataset(
     partial: bool = False,
     classes: str | list[str] | None = None,
     label_map: Mapping[int, int] | None = None,
+    labels: str | None = None,
+    columns: Sequence[str] | None = None,
     size: int | Sequence[int] | None = None,
     length: int | None = None,
     seed: int | None = None,
@@ -174,6 +185,8 @@ def open_dataset(
         partial: use the pairs that are there when listed files are missing (else an error).
         classes: for `folder` and `list`: names, a file of them, or their number.
         label_map: value in the label files → class or 255, instead of the data set's own.
+        labels: for `folder`: how label files are called, such as `{stem}_mask.png`.
+        columns: for `hf`: the names of the image and the mask column; None to find them.
         size: side, or height and width, of generated images; None for 128.
         length: number of generated images; None for 4000 (train) or 400 (val).
         seed: of generated images; None for 0.
@@ -186,6 +199,8 @@ def open_dataset(
     """
     info = dataset_info(name)
     _refuse(name, {"classes": classes}, OWN)
+    _refuse(name, {"labels": labels}, ("folder",))
+    _refuse(name, {"columns": columns}, ("hf",))
     _refuse(name, {"size": size, "length": length, "seed": seed}, list(GENERATED))
     _refuse(name, {"groups": groups}, ["recall"])
     _refuse(name, {"label map": label_map}, [other for other in CATALOG if other not in GENERATED])
@@ -194,15 +209,24 @@ def open_dataset(
         return Scenes(split, size=size, length=length, seed=seed)
     if name == "recall":
         return Recall(split, size=size, length=length, seed=seed, groups=groups)
-    base = _folder(name, root)
+    base = Path(_given(name, root)).expanduser() if name == "hf" else _folder(name, root)
     if name in OWN:
-        names, colours = folders.find_classes(base, classes)
+        names, colours = folders.find_classes(base, classes, labels)
         info = replace(info, classes=names, palette=colours or known.colour_map(len(names)))
     else:
         colours = tuple(info.palette)
         if split not in info.splits:
             raise UserError(f"{name} split {split!r}: expected one of {', '.join(info.splits)}.")
-    layout = CATALOG[name].find(base, split)
+    if name == "hf":
+        rows = hf.load(str(base))
+        if split not in rows:
+            raise UserError(f"{base}: no split {split!r}; it has {', '.join(rows)}.")
+        coding = Coding(len(info.classes), label_map, colours)
+        return hf.HuggingFaceDataset(info, split, rows[split], coding, columns)
+    if name == "folder":
+        layout = folders.folder(base, split, labels)
+    else:
+        layout = CATALOG[name].find(base, split)
     pairs, notes = _usable(info, split, base, layout, partial)
     coding = Coding(
         len(info.classes), label_map if label_map is not None else layout.label_map, colours
@@ -259,10 +283,14 @@ def _complete(pair: Pair) -> bool:
     return pair.image.is_file() and pair.label.is_file()
 
 
-def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
+def _given(name: str, root: str | os.PathLike[str] | None) -> str:
     if root is None:
         raise UserError(f"{name} is read from a folder: give it with --root.")
-    path = Path(root).expanduser()
+    return os.fspath(root)
+
+
+def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
+    path = Path(_given(name, root)).expanduser()
     if not path.exists():
         raise UserError(f"{path}: no such file or folder. Give the place of the data with --root.")
     return path

@@ -23,7 +23,7 @@ MIXED = ("trainval", "all")  # contain held-out images on purpose
 
 @dataclass(frozen=True)
 class Problem:
-    kind: str  # missing, unpaired, unreadable, size, values, void, duplicate
+    kind: str  # missing, unpaired, unreadable, size, values, void, classes, duplicate
     split: str
     message: str  # names the file
 
@@ -82,11 +82,27 @@ def check(datasets: list[SegmentationDataset], *, workers: int | None = None) ->
             if seen.digest is not None and isinstance(dataset, FileDataset):
                 origin[seen.digest].append((dataset.split, str(dataset.pairs[index].image)))
         report.splits[dataset.split] = found = _summarise(dataset, pixels, images, sizes)
+        if sum(n > 0 for n in found.pixel_share.values()) < 2 and found.images > 1:
+            report.problems += _one_class(dataset, pixels)
         empty = [name for name, count in found.image_count.items() if not count]
         if empty:
             report.notes.append(f"{dataset.split}: no pixel of {', '.join(empty)}.")
     report.problems += _duplicates(origin)
     return report
+
+
+def _one_class(dataset: SegmentationDataset, pixels: NDArray[np.int64]) -> list[Problem]:
+    """Labels in which there is nothing to tell apart, as binary masks of 0 and 255 are."""
+    only = [n for n, c in zip(dataset.info.classes, pixels, strict=False) if c]
+    if not only:
+        return []  # all void or unreadable, which is said of each file
+    text = f"every labelled pixel is {only[0]!r}"
+    if pixels[VOID]:
+        text += (
+            f", and {pixels[VOID] / pixels.sum():.1%} of the pixels are 255, which is void and "
+            "does not count. If 255 is the foreground of binary masks: --data.label_map 0:0,255:1"
+        )
+    return [Problem("classes", dataset.split, f"{dataset.info.name} {dataset.split}: {text}.")]
 
 
 def _absent(dataset: FileDataset) -> list[Problem]:
@@ -108,7 +124,10 @@ def _read_all(dataset: SegmentationDataset, workers: int | None) -> Iterator[_Se
 
 def _look(dataset: SegmentationDataset, index: int) -> _Seen:
     if not isinstance(dataset, FileDataset):
-        _, mask = dataset.read(index)
+        try:
+            _, mask = dataset.read(index)
+        except DataError as error:
+            return _Seen([("unreadable", str(error))], None, np.zeros(256, np.int64), None)
         height, width = mask.shape
         return _Seen([], (height, width), _count(mask.numpy()), None)
     pair, problems = dataset.pairs[index], []

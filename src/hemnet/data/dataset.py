@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -92,6 +93,23 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
         return image, mask.long(), self.id(index)
 
 
+class Part(SegmentationDataset):
+    """Some images of a data set."""
+
+    def __init__(self, whole: SegmentationDataset, chosen: Sequence[int]) -> None:
+        self.whole, self.info, self.split = whole, whole.info, whole.split
+        self.chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def id(self, index: int) -> str:
+        return self.whole.id(self.chosen[index])
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.whole.read(self.chosen[index])
+
+
 class FileDataset(SegmentationDataset):
     """Pairs of files."""
 
@@ -137,15 +155,20 @@ def read_image(path: Path) -> Tensor:
     """An image file as RGB, (3, H, W) uint8. EXIF rotation is not applied: labels have none."""
     try:
         with open_image(path) as image:
-            if image.mode.startswith("I"):  # 16-bit grey: keep the high byte, do not clip
-                grey = (np.asarray(image) // 257).astype(np.uint8)
-                pixels = np.repeat(grey[..., None], 3, axis=2)
-            else:
-                pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
+            return rgb_pixels(image)
     except FileNotFoundError:
         raise DataError(f"{path}: no such image file.") from None
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
         raise unreadable(path, error) from None
+
+
+def rgb_pixels(image: Image.Image) -> Tensor:
+    """An opened image as RGB, (3, H, W) uint8."""
+    if image.mode.startswith("I"):  # 16-bit grey: keep the high byte, do not clip
+        grey = (np.asarray(image) // 257).astype(np.uint8)
+        pixels = np.repeat(grey[..., None], 3, axis=2)
+    else:
+        pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)

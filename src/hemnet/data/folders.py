@@ -15,27 +15,73 @@ from hemnet.data.layouts import (
     files_under,
     read_lines,
 )
+from hemnet.data.matching import Pattern, match, no_layout, no_match
 from hemnet.errors import UserError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")
 LABEL_FOLDERS = ("labels", "label", "masks", "annotations")
 LISTS = (".txt", ".csv", ".tsv")
+SPLIT_NAMES = ("train", "training", "val", "validation", "test")
+SPLITS = "splits"  # the folder of lists that `hemnet data split` writes
 ALL = "all"  # the split of a folder that has no splits
 
 
-def folder(root: Path, split: str) -> Layout:
+def folder(root: Path, split: str, labels: str | None = None) -> Layout:
     """`images/SPLIT/…` and `labels/SPLIT/…`, or `SPLIT/images/…`, or no splits at all.
 
-    A label belongs to the image with the same path below its folder, extensions aside.
+    A label belongs to the image with the same path below its folder, extensions aside, or as the
+    pattern `labels` says. `splits/SPLIT.txt`, a list of pairs, goes before folders.
     """
-    images, labels = _trees(root, split)
+    listed = root / SPLITS / f"{split}.txt"
+    if listed.is_file():
+        return _named_as_images(pair_list(listed, split))
+    if labels is not None:
+        pattern = Pattern(labels)
+        below, marks = _image_tree(root, split)
+        pairs, lost = match(pattern, below, root, marks)
+        return Layout(pairs, unpaired=lost)
+    images, marks = _trees(root, split)
     found = _by_key(images, IMAGE_EXTENSIONS)
-    marked = _by_key(labels, LABEL_EXTENSIONS)
+    marked = _by_key(marks, LABEL_EXTENSIONS)
+    pairs = [Pair(key, found[key], marked[key]) for key in found if key in marked]
+    if not pairs:
+        raise no_match(images, marks)
     return Layout(
-        [Pair(key, found[key], marked[key]) for key in found if key in marked],
-        unpaired=[f"{found[k]}: no label below {labels}" for k in found if k not in marked]
+        pairs,
+        unpaired=[f"{found[k]}: no label below {marks}" for k in found if k not in marked]
         + [f"{marked[k]}: no image below {images}" for k in marked if k not in found],
     )
+
+
+def _named_as_images(layout: Layout) -> Layout:
+    """Ids without the way from the list to the folder of images."""
+    for number, pair in enumerate(layout.pairs):
+        parts = [part for part in Path(pair.id).parts if part != ".."]
+        if parts[0] in IMAGE_FOLDERS:
+            del parts[0]
+        layout.pairs[number] = Pair("/".join(parts), pair.image, pair.label)
+    return layout
+
+
+def _image_tree(root: Path, split: str) -> tuple[Path, Path | None]:
+    """The images of a split and, where there is one, the folder of labels beside them."""
+    splits = folder_splits(root, labels=True)
+    if split not in splits:
+        raise _no_split(root, split, splits)
+    base = root / split if (root / split / "images").is_dir() else root
+    images = next((base / n for n in IMAGE_FOLDERS if (base / n).is_dir()), base)
+    labels = next((base / n for n in LABEL_FOLDERS if (base / n).is_dir()), None)
+    if base == root and split != ALL:
+        images = images / split
+        labels = labels / split if labels and (labels / split).is_dir() else labels
+    return images, labels
+
+
+def _no_split(root: Path, split: str, splits: list[str]) -> UserError:
+    text = f"{root}: no split {split!r}; this folder has {', '.join(splits) or 'none'}."
+    if splits == [ALL]:
+        text += f" To divide it: hemnet data split folder --root {root}"
+    return UserError(text)
 
 
 def _by_key(base: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
@@ -49,34 +95,49 @@ def _by_key(base: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
     return found
 
 
-def folder_splits(root: Path) -> list[str]:
-    """The splits a folder has, train first."""
+def folder_splits(root: Path, labels: bool = False) -> list[str]:
+    """The splits a folder has, train first. `labels`: images may lie in the folder itself."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder. Give the folder of the data with --root.")
-    for name in IMAGE_FOLDERS:
-        if (root / name).is_dir():
-            inside = sorted(p.name for p in (root / name).iterdir() if p.is_dir())
-            named = [s for s in inside if s in ("train", "training", "val", "validation", "test")]
-            return sorted(named, key=lambda s: not s.startswith("train")) or [ALL]
-    inside = sorted(p.parent.name for p in root.glob("*/images") if p.is_dir())
-    return sorted(inside, key=lambda s: not s.startswith("train"))
+    listed = [path.stem for path in (root / SPLITS).glob("*.txt") if path.name[0] != "."]
+    named: list[str] = []
+    base = next((root / n for n in IMAGE_FOLDERS if (root / n).is_dir()), None)
+    if base is None and labels and not any(root.glob("*/images")):
+        base = root
+    if base is not None:
+        named = sorted(p.name for p in base.iterdir() if p.is_dir() and p.name in SPLIT_NAMES)
+        named = named or ([] if listed else [ALL])
+    else:
+        named = sorted(p.parent.name for p in root.glob("*/images") if p.is_dir())
+    if "train" in listed:  # made from them
+        named = [name for name in named if name in ("test", "testing")]
+    return sorted({*listed, *named}, key=lambda s: (not s.startswith("train"), s))
 
 
 def _trees(root: Path, split: str) -> tuple[Path, Path]:
     base = root / split if (root / split / "images").is_dir() else root
     images = next((base / n for n in IMAGE_FOLDERS if (base / n).is_dir()), None)
-    labels = next((base / n for n in LABEL_FOLDERS if (base / n).is_dir()), None)
+    choices = [base / n for n in LABEL_FOLDERS if (base / n).is_dir()]
+    if len(choices) > 1:  # one of them may hold something else
+        choices = [p for p in choices if files_under(p, LABEL_EXTENSIONS)] or choices
     splits = folder_splits(root)
     if not splits:
-        raise UserError(
-            f"{root}: no images/ folder. Expected images/ and labels/ (or masks/, annotations/) "
-            "here, or in a folder per split."
-        )
+        raise no_layout(root)
     inside = base == root and split != ALL  # images/SPLIT
     if images is None or (inside and not (images / split).is_dir()):
-        raise UserError(f"{root}: no split {split!r}; this folder has {', '.join(splits)}.")
-    if labels is None:
-        raise UserError(f"{base}: no labels beside the images; expected {base / 'labels'}.")
+        raise _no_split(root, split, splits)
+    if not choices:
+        raise UserError(
+            f"{base}: no labels beside the images; expected {base / 'labels'}. If they lie "
+            "elsewhere: --data.labels FOLDER, or a pattern such as '{stem}_mask.png'."
+        )
+    if len(choices) > 1:
+        names = " and ".join(f"{p.name}/" for p in choices)
+        raise UserError(
+            f"{base}: {len(choices)} folders of labels, {names}. Choose one: --data.labels "
+            f"{choices[0].name}."
+        )
+    labels = choices[0]
     if inside and not (labels / split).is_dir():
         raise UserError(f"{labels / split}: no such folder, though {images / split} exists.")
     return (images / split, labels / split) if inside else (images, labels)
@@ -137,7 +198,7 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def find_classes(
-    root: Path, classes: str | list[str] | None
+    root: Path, classes: str | list[str] | None, labels: str | None = None
 ) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
     """Class names and colours from what the user gave, or from `classes.txt` beside the data."""
     if isinstance(classes, list):
@@ -145,10 +206,11 @@ def find_classes(
     beside = (root if root.is_dir() else root.parent) / "classes.txt"
     if classes is None:
         if not beside.is_file():
+            pattern = f" --data.labels '{labels}'" if labels else ""
             raise UserError(
                 f"{beside}: no such file, and no classes were given. Write one class name per line "
                 "(a colour may follow: `road #804080`), give --classes, or let "
-                f"`hemnet data prepare folder --root {root}` find them."
+                f"`hemnet data prepare folder --root {root}{pattern}` find them."
             )
         return _checked(parse_classes("\n".join(read_lines(beside))), str(beside))
     if classes.isdecimal() and classes.isascii():

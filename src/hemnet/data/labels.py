@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from hemnet.errors import UserError
 from hemnet.images import open_image
@@ -86,7 +87,13 @@ def decode(path: Path, coding: Coding) -> tuple[Mask, dict[str, int]]:
 
     Unknown values become void here, so that `check` can go on counting; `read_label` refuses them.
     """
-    values = raw_values(path)
+    return decode_values(raw_values(path), coding)
+
+
+def decode_values(
+    values: NDArray[np.uint8] | NDArray[np.uint16], coding: Coding
+) -> tuple[Mask, dict[str, int]]:
+    """Values (H, W) or colours (H, W, 3), as `decode` has them from a file."""
     if values.ndim == 3:
         mask, unknown_colours = _decode_colours(values, coding)
         grey = bool((values == values[..., :1]).all())
@@ -121,40 +128,51 @@ def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> 
         return (
             f"{path}: colours {shown} are not classes; expected {need}. Give classes with colours."
         )
-    need = (
-        f"0 to {coding.num_classes - 1} or {VOID}"
-        if coding.label_map is None
-        else "values of the label map"
+    if coding.label_map is not None:
+        first = next(iter(unknown))
+        verb = "is" if len(unknown) == 1 else "are"
+        return (
+            f"{path}: {shown} {verb} missing from your label map, which has "
+            f"{', '.join(map(str, coding.label_map))}. Add it, such as {first}:255 for pixels that "
+            "do not count."
+        )
+    count = coding.num_classes
+    return (
+        f"{path}: label values {shown} are not classes; expected 0 to {count - 1} or {VOID}. If "
+        f"they are classes, name them: the list has {count}, so the next line is the class of "
+        f"value {count}. If not, give a label map, such as {next(iter(unknown))}:255."
     )
-    return f"{path}: label values {shown} are not classes; expected {need}. Give a label map."
 
 
 def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Raw values (H, W), or colours (H, W, 3)."""
     try:
         with open_image(path) as image:
-            if image.mode in ("P", "L"):
-                return np.asarray(image)
-            if image.mode == "1":
-                return np.asarray(image.convert("L")) // 255
-            if image.mode in ("LA", "PA"):
-                return np.asarray(image)[..., 0]
-            if image.mode.startswith("I"):  # 16 bits, which Pillow may widen to 32
-                values = np.asarray(image)
-                if values.min() < 0 or values.max() > 65535:
-                    raise DataError(f"{path}: label values beyond 16 bits; expected 0 to 65535.")
-                return values.astype(np.uint16)
-            if image.mode in ("RGB", "RGBA"):
-                return np.asarray(image)[..., :3]
-            raise DataError(
-                f"{path}: a label of mode {image.mode}; expected a palette, grey or RGB image."
-            )
+            return label_values(image, str(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such label file.") from None
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
         raise unreadable(path, error) from None
+
+
+def label_values(image: Image.Image, name: str) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """The values or colours of an opened label image."""
+    if image.mode in ("P", "L"):
+        return np.asarray(image)
+    if image.mode == "1":
+        return np.asarray(image.convert("L")) // 255
+    if image.mode in ("LA", "PA"):
+        return np.asarray(image)[..., 0]
+    if image.mode.startswith("I"):  # 16 bits, which Pillow may widen to 32
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise DataError(f"{name}: label values beyond 16 bits; expected 0 to 65535.")
+        return values.astype(np.uint16)
+    if image.mode in ("RGB", "RGBA"):
+        return np.asarray(image)[..., :3]
+    raise DataError(f"{name}: a label of mode {image.mode}; expected a palette, grey or RGB image.")
 
 
 def unreadable(path: Path, error: Exception) -> DataError:

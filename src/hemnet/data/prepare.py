@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hemnet.data import download as archives
+from hemnet.data import folders as own
 from hemnet.data.classes import colour_map, official_ids, raw_classes
 from hemnet.data.folders import find_classes, folder_splits
 from hemnet.data.labels import VOID, DataError, raw_values
-from hemnet.data.layouts import LABEL_EXTENSIONS, enter, files_under
+from hemnet.data.layouts import enter
+from hemnet.data.matching import no_layout
 from hemnet.errors import UserError
 from hemnet.progress import track
 
@@ -191,25 +193,28 @@ def _mats(source: Path | None, places: Iterable[Path], archive: str) -> list[Pat
     )
 
 
-def prepare_folder(root: Path, source: Path | None = None, fetch: bool = False) -> str:
+def prepare_folder(
+    root: Path, source: Path | None = None, fetch: bool = False, labels: str | None = None
+) -> str:
     """classes.txt from the values or colours that the labels contain."""
     _no_download("folder", fetch)
     target = root / "classes.txt"
     if target.exists():
         names, _ = find_classes(root, None)
         return f"{target} is there already, with {len(names)} classes"
-    if not folder_splits(root):
-        raise UserError(f"{root}: no images/ folder. Expected images/ and labels/ here.")
+    if not folder_splits(root, labels is not None):
+        raise no_layout(root)
     found: set[int | str] = set()
-    labels = [
-        p
-        for f in sorted(root.rglob("*"))
-        if f.is_dir() and f.name in ("labels", "label", "masks", "annotations")
-        for p in files_under(f, LABEL_EXTENSIONS)
-    ]
-    if not labels:
-        raise UserError(f"{root}: no label images in labels/, masks/ or annotations/.")
-    for path in track(labels, "labels", len(labels)):
+    files: set[Path] = set()
+    problem = None
+    for split in folder_splits(root, labels is not None):
+        try:
+            files |= {pair.label for pair in own.folder(root, split, labels).pairs}
+        except UserError as error:  # a test set may have no labels
+            problem = error
+    if not files and problem is not None:
+        raise problem
+    for path in track(sorted(files), "labels", len(files)):
         values = raw_values(path)
         if values.ndim == 3 and not (values == values[..., :1]).all():
             wide = values.astype(np.uint32)
@@ -221,7 +226,8 @@ def prepare_folder(root: Path, source: Path | None = None, fetch: bool = False) 
     ids = sorted(v for v in found if isinstance(v, int) and v != VOID)
     if colours and ids:
         raise UserError(f"{root}: some labels are coloured and some hold ids. Make them all alike.")
-    count = len(colours) or max(ids, default=-1) + 1
+    binary = ids == [0] and VOID in found
+    count = 2 if binary else len(colours) or max(ids, default=-1) + 1
     if not 1 <= count <= 255:
         raise UserError(
             f"{root}: labels hold values up to {max(ids, default=VOID)}. Write classes.txt, "
@@ -229,6 +235,11 @@ def prepare_folder(root: Path, source: Path | None = None, fetch: bool = False) 
         )
     lines = [f"class {i} {colours[i]}" if colours else f"class {i}" for i in range(count)]
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if binary:
+        return (
+            f"{count} classes written to {target}: the masks hold 0 and 255, so use them with "
+            "--data.label_map 0:0,255:1 (255 alone is void); give the classes their names there"
+        )
     return f"{count} classes written to {target}; give them their names there"
 
 

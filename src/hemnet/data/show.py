@@ -14,6 +14,7 @@ from torchvision import tv_tensors
 
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import VOID, Colour
+from hemnet.data.sampler import Key
 from hemnet.data.transforms import Augmentation, drawing, training_transform
 from hemnet.files import replacing
 
@@ -31,20 +32,24 @@ def colour_labels(mask: Tensor, palette: Sequence[Colour]) -> NDArray[np.uint8]:
 
 def contact_sheet(
     dataset: SegmentationDataset,
-    indices: Sequence[int],
+    indices: Sequence[int | Key],
     *,
     augmentation: Augmentation | None = None,
     tile: int = 200,
     columns: int | None = None,
     seed: int = 0,
 ) -> Image.Image:
-    """Pairs side by side; below each, if given, its augmented form. A legend closes the sheet."""
+    """Pairs side by side; below each, if given, its augmented form. A legend closes the sheet.
+
+    An index, or an epoch and an index as training draws them.
+    """
     blocks, present = [], set()
-    for index in indices:
+    for key in indices:
+        epoch, index = (0, key) if isinstance(key, int) else key
         image, mask = dataset.read(index)
         rows = [(image, mask)]
         if augmentation is not None:
-            with drawing(seed, 0, index):
+            with drawing(seed, epoch, index):
                 pair = training_transform(augmentation)(
                     tv_tensors.Image(image), tv_tensors.Mask(mask)
                 )

@@ -25,6 +25,7 @@ from hemnet.data import (
 )
 from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions
+from hemnet.engine.memory import passes_of
 from hemnet.errors import UserError
 from hemnet.hub import from_pretrained
 from hemnet.models import create_model, settled_options
@@ -42,6 +43,8 @@ def open_split(config: DataConfig, split: str, length: int | None) -> Segmentati
         partial=config.partial,
         classes=config.classes,
         label_map=config.label_map,
+        labels=config.labels if config.name == "folder" else None,
+        columns=config.columns if config.name == "hf" else None,
         size=config.size if config.name in GENERATED else None,
         length=length,
     )
@@ -56,9 +59,19 @@ def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, Segmentation
 
 
 def settle(config: TrainConfig) -> TrainConfig:
-    """With what a preset of the unit chooses, so that the run keeps it when the preset changes."""
+    """With what a preset of the unit chooses, so that the run keeps it when the preset changes,
+
+    and a warm-up that ends before a short run does.
+    """
     options = settled_options(config.model.name, config.model.options)
-    return replace(config, model=replace(config.model, options=options))
+    warmup = min(config.optim.warmup, config.optim.steps // 4)
+    if config.optim.warmup < config.optim.steps:
+        warmup = config.optim.warmup
+    return replace(
+        config,
+        model=replace(config.model, options=options),
+        optim=replace(config.optim, warmup=warmup),
+    )
 
 
 def build_model(config: TrainConfig, info: Info) -> Segmenter:
@@ -72,6 +85,7 @@ def build_model(config: TrainConfig, info: Info) -> Segmenter:
         config.model.output_stride,
         config.model.channels,
         config.model.weights if start is None else None,  # it has a whole backbone
+        partial_weights=config.model.partial_weights,
         multi_grid=config.model.multi_grid,
         resnet_v1=config.model.resnet_v1,
         align_corners=config.model.align_corners,
@@ -210,7 +224,7 @@ def build_batches(
         batch_size=share_of_batch(config, accelerator.num_processes),
         workers=data.workers,
         seed=config.run.seed,
-        step=step * config.optim.accumulate,
+        step=step * passes_of(config.optim),
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         on_error="skip" if data.skip_broken else "raise",
@@ -221,7 +235,7 @@ def build_batches(
 
 def share_of_batch(config: TrainConfig, world: int) -> int:
     """Images of one pass of one process."""
-    parts = config.optim.accumulate * world
+    parts = passes_of(config.optim) * world
     if config.optim.batch_size % parts:
         raise UserError(
             f"optim.batch_size {config.optim.batch_size} is over all processes: it cannot be split "

@@ -40,6 +40,8 @@ class Progress:
     best_miou: float | None = None
     best_step: int = -1
     last_miou: float | None = None
+    falls: int = 0  # of the rate, where plateaus set it
+    fell_at: int = 0  # the step of the last one
     loss_sum: float = 0.0  # since the last line of the log
     loss_steps: int = 0
     processes: int = 1

@@ -6,10 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
+
+MEASURED = 3  # steps, after the first, from which the time of all is told
 
 
 class Meter:
@@ -48,8 +51,13 @@ class Meter:
 class Display:
     """The line of a run; shows nothing when `quiet` (all processes but the first)."""
 
-    def __init__(self, steps: int, step: int, batch_size: int, *, quiet: bool = False) -> None:
+    def __init__(
+        self, steps: int, step: int, batch_size: int, *, every: int = 0, quiet: bool = False
+    ) -> None:
         self.steps, self.batch_size, self.quiet = steps, batch_size, quiet
+        self.every = every  # steps between two validations; 0 for none
+        self.validation_seconds = 0.0  # of the last one
+        self._first: tuple[int, float] | None = None
         self.console = Console(stderr=True, highlight=False)
         self.live = self.console.is_terminal and not quiet
         self.miou: float | None = None
@@ -67,12 +75,24 @@ class Display:
 
     def step(self, step: int) -> None:
         self.bar.update(self.task, completed=step)
+        now = time.perf_counter()
+        if self._first is None:  # which is slower than the others
+            self._first = step, now
+        elif step == min(self._first[0] + MEASURED, self.steps):
+            seconds = (now - self._first[1]) / (step - self._first[0])
+            left = self.left(step, seconds)
+            self.say(f"time      {seconds:.2g} s a step: about {duration(left)}, until {at(left)}")
+
+    def left(self, step: int, seconds: float) -> float:
+        """Seconds to the end, at so many a step; of validations as long as the last took."""
+        ahead = 0 if not self.every else -(-self.steps // self.every) - step // self.every
+        return (self.steps - step) * seconds + ahead * self.validation_seconds
 
     def line(self, step: int, loss: float, rate: float, speed: dict[str, float]) -> None:
-        left = (self.steps - step) * self.batch_size / max(speed["images_per_second"], 1e-9)
+        left = self.left(step, self.batch_size / max(speed["images_per_second"], 1e-9))
         text = (
             f"loss {loss:.4f} · rate {rate:.2g} · {speed['images_per_second']:.1f} images/s · "
-            f"{duration(left)} left"
+            f"{duration(left)} left, until {at(left)}"
         )
         if self.miou is not None:
             text += f" · mIoU {self.miou:.2f}"
@@ -100,6 +120,13 @@ class Display:
 
     def close(self) -> None:
         self.bar.stop()
+
+
+def at(seconds: float) -> str:
+    """The time of day so many seconds from now; with the day where it is another."""
+    end = datetime.now() + timedelta(seconds=min(seconds, 3.6e6))
+    same = end.date() == datetime.now().date()
+    return f"{end:%H:%M}" if same else f"{end:%a %d %b, %H:%M}"
 
 
 def duration(seconds: float) -> str:

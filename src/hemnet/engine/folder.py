@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -57,6 +58,20 @@ def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bo
                 "Resume without these changes (--resume alone takes the run's own configuration), "
                 "or allow them with --allow-changes"
             )
+
+
+def resumed_choices(config: TrainConfig, out: Path) -> TrainConfig:
+    """What was left to be chosen (`auto`) is as the run in the folder has chosen it."""
+    if not last_checkpoint(out).exists() or not (out / CONFIG).exists():
+        return config
+    saved = read_config(out / CONFIG)
+    if config.loss.class_weights == "auto":
+        chosen = saved.loss.class_weights
+        config = replace(config, loss=replace(config.loss, class_weights=chosen))
+    if config.optim.accumulate == "auto":
+        count = saved.optim.accumulate
+        config = replace(config, optim=replace(config.optim, accumulate=count))
+    return config
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from hemnet.engine.windows import Classes
 from hemnet.files import replacing
 
 STRENGTH = 0.55  # of the colours in an overlay
+BLACK = 24  # colours whose channels are all below this
 STRIP = 512  # rows of an overlay made at a time
 JPEG_SIDE = 65500  # the format ends here
 VOC_FOLDER = "results/VOC2012/Segmentation/{}_test_cls"
@@ -37,6 +38,15 @@ def save_classes(classes: Classes, palette: Sequence[Colour], path: Path) -> Non
         image.putpalette([value for colour in palette for value in colour])
     with replacing(path) as file:
         image.save(file, "PNG")
+
+
+def see_through(names: Sequence[str], palette: Sequence[Colour]) -> list[int]:
+    """Classes that overlays leave as they are: the background, and black, which only darkens."""
+    return [
+        k
+        for k, name in enumerate(names)
+        if name.casefold() == "background" or max(palette[k % len(palette)]) < BLACK
+    ]
 
 
 def save_overlay(

@@ -16,6 +16,7 @@ from torch import nn
 from hemnet.config import OptimConfig
 from hemnet.errors import UserError
 
+FALL, FALLS = 0.3, 3  # what a plateau leaves of the rate, and how many end a run
 _TIMM = {"sgd": "momentum"}  # whose own sgd is Nesterov's
 
 
@@ -56,9 +57,15 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     return list(groups.values())
 
 
-def rate_at(step: int, config: OptimConfig) -> float:
-    """The base rate of step 0, 1, …: poly, after a warm-up from a tenth."""
-    rate = config.rate * (1 - step / config.steps) ** config.power
+def rate_at(step: int, config: OptimConfig, falls: int = 0) -> float:
+    """The base rate of step 0, 1, …: poly, or by plateaus, after a warm-up from a tenth.
+
+    `falls` is how many times a plateau has been met.
+    """
+    if config.plateau is None:
+        rate = config.rate * (1 - step / config.steps) ** config.power
+    else:
+        rate = config.rate * FALL**falls
     if step < config.warmup:
         rate *= 0.1 + 0.9 * step / config.warmup
     return rate

@@ -29,7 +29,7 @@ from hemnet.engine.context import fit_global_bases, using_bases
 from hemnet.engine.evaluate import normalisation
 from hemnet.engine.inference import EvaluationOptions, em_iterations, predict_classes
 from hemnet.engine.inputs import Source
-from hemnet.engine.maps import JPEG_SIDE, save_classes, save_overlay
+from hemnet.engine.maps import JPEG_SIDE, save_classes, save_overlay, see_through
 from hemnet.engine.windows import Classes, smallest_type, window_grid, windowed_classes
 from hemnet.errors import UserError
 from hemnet.images import MAX_PIXELS
@@ -231,7 +231,7 @@ class Writer:
         if self.overlays:
             suffix = "png" if max(height, width) > JPEG_SIDE else "jpg"
             line["overlay"] = f"{OVERLAYS}/{item.source.name}.{suffix}"
-            plain = [k for k, name in enumerate(self.names) if name == "background"]
+            plain = see_through(self.names, self.palette)
             place = self.out / line["overlay"]
             save_overlay(item.picture, item.classes, self.palette, plain, place)
         line |= {"width": width, "height": height, "seconds": round(item.seconds, 4)}

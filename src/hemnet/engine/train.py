@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,18 @@ from hemnet.engine.checkpoint import Keeper, Progress
 from hemnet.engine.devices import computing, summed
 from hemnet.engine.display import Display, Meter
 from hemnet.engine.evaluate import evaluate, guessed
-from hemnet.engine.folder import check_folder, clear_errors, locked, write_config
+from hemnet.engine.folder import (
+    check_folder,
+    clear_errors,
+    locked,
+    resumed_choices,
+    write_config,
+)
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.memory import passes, passes_of
 from hemnet.engine.metrics import Evaluation
-from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
+from hemnet.engine.opening import look, opening, padding_note, resolved_loss
+from hemnet.engine.optim import FALLS, make_optimizer, rate_at, set_rate, trained
 from hemnet.engine.processes import check_alike
 from hemnet.engine.runlog import RunLog, check_wandb, write_environment
 from hemnet.engine.stop import Stopped, StopSignals
@@ -44,6 +52,7 @@ from hemnet.settings import decisive
 
 log = logging.getLogger("hemnet")
 
+REFRESH = 20  # seconds after which the page of a run that trains is read again
 Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
 
 
@@ -77,7 +86,12 @@ def train(
     """
     check_config(config)
     check_wandb(config)
-    config = build.settle(config)
+    asked, config = config.optim.warmup, build.settle(config)
+    if config.optim.warmup != asked:
+        log.warning(
+            "optim.warmup %d does not fit into %d steps: the rate rises over the first %d", asked,
+            config.optim.steps, config.optim.warmup,
+        )  # fmt: skip
     out = Path(out)
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
@@ -85,6 +99,8 @@ def train(
         if accelerator.is_main_process:  # which alone writes
             stack.enter_context(locked(out))
         stack.enter_context(clear_errors(out))
+        if resume:
+            config = resumed_choices(config, out)
         if accelerator.is_main_process:
             check_folder(config, out, resume, allow_changes)
         run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
@@ -112,9 +128,22 @@ class Run:
         self.config, self.out, self.signals = config, out, signals
         self.accelerator, self.device = accelerator, accelerator.device
         self.main, self.world = accelerator.is_main_process, accelerator.num_processes
-        build.share_of_batch(config, self.world)  # refused early if there is none
+        if config.optim.accumulate != "auto":
+            build.share_of_batch(config, self.world)  # refused early if there is none
 
         self.dataset, self.val = data or build.open_datasets(config.data)
+        self.fit = ""
+        if config.optim.accumulate == "auto":
+            classes = self.dataset.num_classes
+            count, self.fit = passes(config, classes, self.world, self.device)
+            # All processes take the same steps: as many as the one with the least memory needs.
+            found = torch.tensor([count], device=self.device)
+            count = int(accelerator.gather(found).max())
+            config = replace(config, optim=replace(config.optim, accumulate=count))
+        self.survey = look(config, self.dataset)
+        self.config = config = replace(
+            config, loss=resolved_loss(config.loss, self.dataset, self.survey)
+        )
         self.model = build.build_model(config, self.dataset.info)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
         self.options = build.evaluation_options(config)
@@ -136,6 +165,7 @@ class Run:
 
         self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
         self._saved = self._restored = -1
+        self.best: Evaluation | None = None
         self.progress = self._restore()
         self._check_alike()
         if config.run.compile:
@@ -149,18 +179,31 @@ class Run:
             config.optim.steps,
             self.progress.step,
             config.optim.batch_size,
+            every=0 if self.val is None else config.validation.every,
             quiet=quiet or not self.main,
         )
         self.display.miou = self.progress.last_miou
+        if self.progress.step == 0:
+            self._open()
+
+    def _open(self) -> None:
+        """Says what is about to be done."""
+        lines = opening(self.config, self.dataset, self.val, self.survey, self.model, self.device)
+        for line in lines:
+            self.display.say(line)
+        if self.fit:
+            self.display.say(f"memory    {self.fit}")
+        note = padding_note(self.config.data, self.survey)
+        if note is not None and self.main:
+            log.warning("%s", note)
 
     def go(self) -> TrainResult:
-        steps = self.config.optim.steps
         stopped = False
         batches: Iterator[Batch] | None = None
         while True:
             if self._validation_due():
                 stopped = not self._validate()
-            if stopped or self.progress.step >= steps:
+            if stopped or self._ended():
                 break
             if batches is None:
                 batches = iter(
@@ -179,17 +222,21 @@ class Run:
             self._save()
         return self._result(stopped)
 
+    def _ended(self) -> bool:
+        progress = self.progress
+        return progress.step >= self.config.optim.steps or progress.falls >= FALLS
+
     def _step(self, batches: Iterator[Batch]) -> bool:
         """One change of the weights; False when a signal came instead."""
         progress, optim = self.progress, self.config.optim
         with self.meter.waiting():
-            parts = [next(batches) for _ in range(optim.accumulate)]
+            parts = [next(batches) for _ in range(passes_of(optim))]
         total = sum(float(self.loss.total(part.masks)) for part in parts)
         total, stop = self._agree(total, self.signals.requested is not None)
         if stop:
             return False
 
-        set_rate(self.optimizer, rate_at(progress.step, optim))
+        set_rate(self.optimizer, rate_at(progress.step, optim, progress.falls))
         self._seed()
         step_loss = torch.zeros((), device=self.device)
         for number, batch in enumerate(parts, 1):
@@ -258,7 +305,7 @@ class Run:
         mean = self._check_finite(summed(self.loss_sum.clone())) / progress.loss_steps
         self.loss_sum.zero_()
         progress.loss_steps = 0
-        rate = rate_at(progress.step - 1, self.config.optim)
+        rate = rate_at(progress.step - 1, self.config.optim, progress.falls)
         speed = self.meter.read()
         values: dict[str, Any] = {"loss": mean, "rate": rate, **speed}
         # Due since the last line of the log, which may be written at other steps.
@@ -305,10 +352,12 @@ class Run:
                 )
         except Stopped:
             return False
+        self.display.validation_seconds = time.perf_counter() - start
         progress.validated = progress.step
         progress.last_miou = self.display.miou = found.miou
         if progress.best_miou is None or found.miou > progress.best_miou:
             progress.best_miou, progress.best_step = found.miou, progress.step
+            self.best = found
         if self.log is not None:
             self.log.write(
                 "validation",
@@ -327,8 +376,42 @@ class Run:
             f"step {progress.step}: mIoU {found.miou:.2f}{mark}, pixel accuracy "
             f"{found.pixel_accuracy:.2f}{beside}"
         )
+        self._note_plateau()
         self._save()
+        self._report()
         return True
+
+    def _note_plateau(self) -> None:
+        """Lets the rate fall where mIoU has not risen for long; the last time ends the run."""
+        patience, progress = self.config.optim.plateau, self.progress
+        if patience is None:
+            return
+        since = progress.step - max(progress.best_step, progress.fell_at)
+        if since < patience * self.config.validation.every:
+            return
+        progress.falls, progress.fell_at = progress.falls + 1, progress.step
+        rate = rate_at(progress.step, self.config.optim, progress.falls)
+        then = "this ends the run" if self._ended() else f"the rate falls to {rate:.2g}"
+        self.display.say(
+            f"step {progress.step}: no better mIoU than {progress.best_miou:.2f} of step "
+            f"{progress.best_step}: {then}"
+        )
+
+    def _report(self) -> None:
+        """The page of the run so far; that of its end is for whoever started it."""
+        if self.log is None or self.display.quiet or self._ended():
+            return
+        # Evaluating a part again, for want of an evaluation, would wait for the other processes.
+        alone = self.world == 1 or self.best is not None
+        if not (self.config.run.live_report and alone):
+            return
+        from hemnet.report import write_report
+
+        with self.meter.paused(), self.display.away():
+            try:
+                write_report(self.out, self.val, self.best, refresh=REFRESH)
+            except (UserError, OSError, RuntimeError) as error:  # of a page nobody may look at
+                log.warning("the report could not be written: %s", error)
 
     def _save(self) -> None:
         progress = self.progress
@@ -389,7 +472,7 @@ class Run:
         return TrainResult(
             self.out,
             p.step,
-            p.step >= self.config.optim.steps and not stopped,
+            self._ended() and not stopped,
             int(signal) if stopped and signal is not None else None,
             p.last_miou,
             p.best_miou,

@@ -56,7 +56,12 @@ class Segmenter(nn.Module):
 
     weights_report: WeightsReport | None = None  # what a local file gave
 
-    def __init__(self, config: ModelConfig, weights: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: str | Path | None = None,
+        partial_weights: bool = False,
+    ) -> None:
         super().__init__()
         self.backbone = Backbone(
             config.backbone,
@@ -85,7 +90,8 @@ class Segmenter(nn.Module):
             self.head.offset = shift  # type: ignore[assignment]
         mean, std = self.backbone.mean, self.backbone.std
         if weights is not None and weights != "imagenet":
-            report = self.weights_report = load_weights(self.backbone.network, weights)
+            report = load_weights(self.backbone.network, weights, partial_weights)
+            self.weights_report = report
             mean, std = report.mean or mean, report.std or std
         self.config = replace(
             config,

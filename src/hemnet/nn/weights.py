@@ -28,6 +28,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 # What training scripts wrap a state dict in, and put before its keys.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema")
 _PREFIXES = re.compile(r"^(?:(?:module|model|backbone|encoder|network|_orig_mod)\.)+")
+ENOUGH = 0.9  # of the tensors
 _COUNTER = "num_batches_tracked"
 
 
@@ -52,8 +53,12 @@ class WeightsReport:
         return text
 
 
-def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
-    """Fill a backbone network from a file; says in one line what matched."""
+def load_weights(module: nn.Module, path: str | Path, partial: bool = False) -> WeightsReport:
+    """Fill a backbone network from a file; says in one line what matched.
+
+    A file that has less than nine tenths of the tensors is another network's: it is refused unless
+    `partial`.
+    """
     path = Path(path)
     state, metadata = read_state(path)
     target = {k: v for k, v in module.state_dict().items() if not k.endswith(_COUNTER)}
@@ -63,6 +68,13 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
             f"{path} does not fit this backbone: none of its {len(state)} tensors is called as "
             f"one of the backbone's (such as {next(iter(target))!r}; the file has "
             f"{next(iter(state), 'nothing')!r}). Was it made for another network?"
+        )
+    if len(source) < ENOUGH * len(target) and not partial:
+        missing = tuple(k for k in target if k not in source)
+        raise UserError(
+            f"{path} has {len(source)} of this backbone's {len(target)} tensors; missing are "
+            f"{_some(missing)}. Was it made for another network? If you want what there is: "
+            "partial_weights=True (model.partial_weights true)"
         )
     for key, name in source.items():
         if not _fits(state[name], target[key]):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hemnet.data.dataset import SegmentationDataset
+from hemnet.data.dataset import Part, SegmentationDataset
 from hemnet.data.transforms import normalise
 from hemnet.engine.evaluate import evaluate, guessed, normalisation
 from hemnet.engine.load import load_model, run_dataset
@@ -52,12 +52,14 @@ def write_report(
     evaluation: Evaluation | None = None,
     *,
     device: torch.device | str = "cpu",
+    refresh: int | None = None,
 ) -> Path:
     """Write `report.html` into a run folder and return its path.
 
     `dataset` is what the run was validated on (None: opened as the run did), `evaluation` of the
     run's model on all of it. Without one the run's own validation gives the figures, and only a
-    few images are looked at.
+    few images are looked at. `refresh`: the run goes on, and a browser reads the page again after
+    so many seconds.
     """
     from hemnet.report.sections import SECTIONS
 
@@ -67,7 +69,7 @@ def write_report(
     body = "\n".join(section(gathered) for section in SECTIONS)
     path = gathered.folder / REPORT
     with replacing(path) as file:
-        file.write(_page(f"{gathered.folder.name} · hemnet", body).encode())
+        file.write(_page(f"{gathered.folder.name} · hemnet", body, refresh).encode())
     return path
 
 
@@ -80,7 +82,9 @@ def gather(
     model = load_model(folder).to(device)
     lines = _read_metrics(folder / METRICS)
     validation = [line for line in lines if line["kind"] == "validation"]
-    looked_at = evaluation or evaluate(model, _Part(dataset, LOOKED_AT), progress=None)
+    looked_at = evaluation or evaluate(
+        model, Part(dataset, spread_out(len(dataset), LOOKED_AT)), progress=None
+    )
     scores = looked_at.to_json()
     if evaluation is None and validation:
         scores = max(validation, key=lambda line: line["miou"])  # of which the model was saved
@@ -111,23 +115,6 @@ def _normalised(model: Segmenter, images: list[Tensor]) -> Tensor:
     return normalise(torch.stack(images).to(device), settings.mean, settings.std)
 
 
-class _Part(SegmentationDataset):
-    """Some images of a data set, evenly spread."""
-
-    def __init__(self, dataset: SegmentationDataset, count: int) -> None:
-        self.whole, self.info, self.split = dataset, dataset.info, dataset.split
-        self.chosen = spread_out(len(dataset), count)
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def id(self, index: int) -> str:
-        return self.whole.id(self.chosen[index])
-
-    def read(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.whole.read(self.chosen[index])
-
-
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
     """Complete lines only: a run may be writing the last one."""
     if not path.is_file():
@@ -145,12 +132,13 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if is_metrics(line)]
 
 
-def _page(title: str, body: str) -> str:
+def _page(title: str, body: str, refresh: int | None = None) -> str:
     style = files("hemnet.report").joinpath("style.css").read_text(encoding="utf-8")
+    again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
+        f'{again}<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )

@@ -54,13 +54,13 @@ def curves(run: Run) -> str:
         series = [Series("loss", steps, smooth(losses))]
         if len(lines) > 20:
             series.insert(0, Series("each", steps, losses, "faint"))
-        chart = line_chart(series, x_label="step", y_label="loss", y_from=0)
+        chart = line_chart(series, x_label="step", y_label="loss", y_from=0, whole_x=True)
         charts.append(f"<div><h3>Training loss</h3>{chart}</div>")
     if len(run.validation) > 1:
         steps = [line["step"] for line in run.validation]
         scores = [line["miou"] for line in run.validation]
         series = [Series("mIoU", steps, scores, "c", dots=True)]
-        chart = line_chart(series, x_label="step", y_label="mIoU", y_from=0)
+        chart = line_chart(series, x_label="step", y_label="mIoU", y_from=0, whole_x=True)
         charts.append(f"<div><h3>Validation mIoU, percent</h3>{chart}</div>")
     if not charts:
         return ""

@@ -18,6 +18,8 @@ from hemnet.data.loading import training_batches
 from hemnet.engine.build import augmentation_of, build_model, evaluation_options
 from hemnet.engine.evaluate import evaluate
 from hemnet.engine.loss import SegmentationLoss
+from hemnet.engine.memory import passes_of
+from hemnet.engine.opening import resolved_loss
 from hemnet.engine.optim import make_optimizer, rate_at, set_rate, trained
 from hemnet.errors import UserError
 from hemnet.nn.attention import HighwayEMAttention
@@ -66,14 +68,14 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
     store = shared_store()
     store.expect(config)
     store.attach(model)
-    loss = SegmentationLoss(config.loss, train_set.num_classes).to(device)
+    loss = SegmentationLoss(resolved_loss(config.loss, train_set), train_set.num_classes).to(device)
     optimizer = make_optimizer(model, optim)
     fixed = fixed_samples(config, train_set, model, cell.place["samples"])
     batches = iter(
         training_batches(
             train_set,
             augmentation_of(config, model),
-            batch_size=optim.batch_size // optim.accumulate,
+            batch_size=optim.batch_size // passes_of(optim),
             seed=config.run.seed,
             device=device,
         )
@@ -86,7 +88,7 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
             break
         set_rate(optimizer, rate_at(step, optim))
         torch.manual_seed(config.run.seed * optim.steps + step)  # dropout
-        parts = [next(batches) for _ in range(optim.accumulate)]
+        parts = [next(batches) for _ in range(passes_of(optim))]
         total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
         for part in parts:
             images = part.images.contiguous(memory_format=layout_of(config))
@@ -123,7 +125,7 @@ def fixed_samples(
 
     100 samples at a batch size of 16 are seven batches of 14 or 15.
     """
-    size = min(config.optim.batch_size // config.optim.accumulate, samples)
+    size = min(config.optim.batch_size // passes_of(config.optim), samples)
     device = next(model.parameters()).device
     batches = iter(
         training_batches(
@@ -201,7 +203,7 @@ def measure_model(
 ) -> dict[float, dict[str, Any]]:
     """A trained model as it is, its step size replaced by each of these."""
     model.train()
-    loss = SegmentationLoss(config.loss, dataset.num_classes)
+    loss = SegmentationLoss(resolved_loss(config.loss, dataset), dataset.num_classes)
     fixed = fixed_samples(config, dataset, model, samples)
     unit = find_unit(model)
     found = {}

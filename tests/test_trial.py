@@ -1,0 +1,198 @@
+"""Before and around a training: dry runs, the rate test, presets, plateaus, memory, live page."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from hemnet import cli
+from hemnet.config import OptimConfig, TrainConfig
+from hemnet.engine import train as training
+from hemnet.engine.checkpoint import read_progress
+from hemnet.engine.memory import need, passes
+from hemnet.engine.optim import rate_at
+from hemnet.engine.runlog import read_metrics
+from hemnet.engine.train import train
+from hemnet.engine.trial import find_rate, propose
+from hemnet.errors import UserError
+from hemnet.presets import PRESETS, preset_flags
+from hemnet.settings import given_settings, read_config
+from kills import tiny_config
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", *arguments])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def flags(config: TrainConfig, tmp_path: Path) -> list[str]:
+    from hemnet.settings import dump_config
+
+    (tmp_path / "c.yaml").write_text(dump_config(config))
+    return ["--config", str(tmp_path / "c.yaml")]
+
+
+def test_a_dry_run_answers_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = flags(tiny_config("--optim.steps", "400"), tmp_path)
+    assert command(*arguments, "--dry-run") == 0
+    out = capsys.readouterr().out
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names[:3] == ["data", "classes", "network"]
+    assert names[-5:] == ["cost", "memory", "speed", "total", "dry"]
+    assert "10 images of train, 3 of val" in out
+    assert "400 steps of 4 crops" in out
+    assert "GFLOPs forward for a crop of" in out
+    assert re.search(r"total +about \d+:\d\d:\d\d for 400 steps", out)
+    assert "validation" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+    assert command(*arguments, "--dry-run", "--resume", "--out", "x") == 2
+
+
+def test_the_rate_test_proposes_a_rate_that_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    found = find_rate(tiny_config("--optim.name", "adamw"))
+    assert 1e-6 < found.best < 1
+    assert found.best < found.rates[found.losses.index(min(found.losses))]
+    assert len(found.rates) == len(found.losses) > 10
+    assert "loss" in capsys.readouterr().out
+
+
+def test_the_proposal_is_before_the_loss_leaves() -> None:
+    rates = [10.0 ** (k / 10 - 6) for k in range(60)]
+    losses = [2 - 1.5 / (1 + math.exp(-(math.log10(r) + 3.5) * 4)) for r in rates]
+    losses = [
+        a + (5 * (r / 0.1) ** 2 if r > 0.02 else 0) for a, r in zip(losses, rates, strict=True)
+    ]
+    best = propose(rates, losses)
+    assert 1e-4 < best < 1e-3, "where it falls fastest"
+
+
+def test_presets_are_valid_and_give_way(tmp_path: Path) -> None:
+    for name in PRESETS:
+        config = read_config(None, preset_flags(name, set()))
+        assert config.data.name == "folder"
+    (tmp_path / "c.yaml").write_text("optim: {rate: 0.5}\n")
+    given = given_settings(
+        tmp_path / "c.yaml", ["--model.backbone=resnet18", "--loss.terms.dice", "1"]
+    )
+    assert {"optim.rate", "model.backbone", "loss.terms"} <= given
+    config = read_config(tmp_path / "c.yaml", preset_flags("cpu", given))
+    assert config.optim.rate == 0.5
+    assert config.optim.name == "adamw"
+    assert config.model.backbone != "tf_efficientnet_lite0"
+
+
+def test_flags_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--preset", "cpu") == 2
+    assert "--out RUN" in capsys.readouterr().err
+    assert command("--out", "x") == 2
+    assert "--preset cpu or --preset gpu" in capsys.readouterr().err
+    assert command("--preset", "cpu", "--resume", "--out", str(tmp_path)) == 2
+    assert command("--preset", "cpu", "--out", str(tmp_path / "run")) == 2
+    assert "give it with --root" in capsys.readouterr().err
+
+
+def test_plateaus_set_the_rate() -> None:
+    config = OptimConfig(steps=100, rate=1.0, plateau=2, warmup=10)
+    assert rate_at(0, config) == pytest.approx(0.1)
+    assert rate_at(50, config) == rate_at(99, config) == 1.0
+    assert rate_at(50, config, 2) == pytest.approx(0.09)
+    with pytest.raises(UserError, match="needs validation"):
+        read_config(None, ["--optim.plateau", "2", "--data.val_split", "null"])
+
+
+class Found:
+    """An evaluation with a score of the test's choice."""
+
+    pixel_accuracy = 50.0
+
+    def __init__(self, miou: float) -> None:
+        self.miou = miou
+        self.iou: dict[str, float] = {}
+
+
+def test_a_run_until_the_plateau_ends_and_resumes_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = [10, 20, 15, 19, 18, 30, 1, 2, 3, 4, 5, 6, 7]
+    monkeypatch.setattr(training, "evaluate", lambda *_, **__: Found(scores[turn[0]]))
+    config = tiny_config(
+        *("--optim.steps", "40", "--validation.every", "2", "--optim.plateau", "2"),
+        *("--optim.rate", "0.001", "--run.log_every", "2", "--run.live_report", "false"),
+    )
+    real = training.Run._validate
+    turn, stop_after = [0], [3]
+
+    def validate(self: training.Run) -> bool:
+        if turn[0] == stop_after[0]:
+            stop_after[0] = -1
+            return False
+        done = real(self)
+        turn[0] += 1
+        return done
+
+    monkeypatch.setattr(training.Run, "_validate", validate)
+    train(config, tmp_path, quiet=True)  # stopped before the fourth validation
+    assert read_progress(tmp_path / "checkpoints" / "last.safetensors").falls == 0
+    result = train(config, tmp_path, resume=True, quiet=True)
+    assert result.finished
+    assert turn[0] == 10, "4 and 8, 10 without a better one; 12 is; 16, 20: the third ends it"
+    assert result.step == 20
+    lines = [m for m in read_metrics(tmp_path / "metrics.jsonl") if m["kind"] == "train"]
+    rates = {m["step"]: m["rate"] for m in lines}
+    assert rates[8] == pytest.approx(1e-3)
+    assert rates[10] == pytest.approx(3e-4)
+    assert rates[18] == pytest.approx(9e-5)
+
+
+def test_passes_are_the_fewest_that_fit() -> None:
+    import torch
+
+    config = tiny_config("--optim.batch_size", "8", "--optim.accumulate", "auto")
+    wanted = need(config, 11)
+    assert wanted.crop > 0
+    for crops, expected in ((8, 1), (4, 2), (3, 4), (1, 8)):
+        config.optim.memory = (wanted.of(crops) + 1) / 2**30
+        assert passes(config, 11, 1, torch.device("cpu"))[0] == expected
+    config.optim.memory = wanted.of(1) / 2**31
+    with pytest.raises(UserError, match=r"one crop of .* needs about"):
+        passes(config, 11, 1, torch.device("cpu"))
+
+
+def test_a_run_chooses_its_passes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny_config("--optim.accumulate", "auto", "--optim.steps", "2")
+    config.optim.memory = (need(config, 11).of(config.optim.batch_size // 2) + 1) / 2**30
+    train(config, tmp_path)
+    assert read_config(tmp_path / "config.yaml").optim.accumulate == 2
+    assert "memory" in capsys.readouterr().err
+    config.optim.memory = 100.0
+    with pytest.raises(UserError, match=r"optim.memory"):
+        train(config, tmp_path, resume=True)
+    config = read_config(tmp_path / "config.yaml", ["--optim.accumulate", "auto"])
+    assert train(config, tmp_path, resume=True, quiet=True).finished
+
+
+def test_the_report_is_there_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    real = training.Run._report
+
+    def report(self: training.Run) -> None:
+        real(self)
+        path = self.out / "report.html"
+        seen.append(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+    monkeypatch.setattr(training.Run, "_report", report)
+    train(tiny_config("--optim.steps", "6", "--validation.every", "2"), tmp_path)
+    assert len(seen) == 3
+    assert 'http-equiv="refresh"' in seen[0]
+    from hemnet.report import write_report
+
+    final = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "http-equiv" not in final
