@@ -193,6 +193,22 @@ def lengths(rounds: int, longest: int) -> dict[str, Any]:
 REFERENCE = "EMAttention, convolution computed"
 
 
+def forward_of(module: torch.nn.Module, x: Tensor) -> Work:
+    @torch.no_grad()
+    def work() -> None:
+        module.eval()(x)
+
+    return work
+
+
+def step_of(module: torch.nn.Module, x: Tensor, grad: Tensor) -> Work:
+    def work() -> None:
+        x.grad = None
+        module.train()(x).backward(grad)
+
+    return work
+
+
 def units(rounds: int) -> dict[str, Any]:
     """Units as modules, in both memory layouts, beside EMANet's with its convolution computed."""
 
@@ -215,16 +231,7 @@ def units(rounds: int) -> dict[str, Any]:
         forward: dict[str, Work] = {}
         step: dict[str, Work] = {}
         for name, module in made.items():
-
-            def passed(module: torch.nn.Module = module) -> None:
-                with torch.no_grad():
-                    module.eval()(x)
-
-            def trained(module: torch.nn.Module = module) -> None:
-                x.grad = None
-                module.train()(x).backward(grad)
-
-            forward[name], step[name] = passed, trained
+            forward[name], step[name] = forward_of(module, x), step_of(module, x, grad)
         times = interleave(forward, rounds, f"forward, {layout}")
         steps = interleave(step, rounds, f"forward + backward, {layout}")
         memory = {name: peak_memory(work) / 1e6 for name, work in step.items()}
