@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 import hemnet
 from common import Work, console, interleave, peak_memory, save
+from hemnet.nn.unit import Plan
 
 KEY, NOISE, LAMPS, POINTS = 6, 0.05, 3, 128
 WIDTH, BATCH, RATE = 64, 32, 3e-3
@@ -100,11 +101,8 @@ class EMANetWithGradient(hemnet.EMAttention):
         super().__init__(channels, bases)
         self.conv_in.requires_grad_(True)
 
-    def _attend(self, x: Tensor, bases: Tensor, *_: Any) -> hemnet.em.EMResult:  # type: ignore[override]
-        for _ in range(self.iterations):
-            responsibilities = hemnet.e_step(x, bases, 1.0)
-            bases = F.normalize(hemnet.n_step(x, bases, responsibilities, 1.0), dim=-1)
-        return hemnet.em.EMResult(bases, responsibilities)
+    def plan(self, iterations: int | None = None) -> Plan:
+        return super().plan(iterations)._replace(backward="exact")
 
 
 UNITS: dict[str, Callable[..., nn.Module]] = {
