@@ -51,7 +51,7 @@ def literal_unit(unit: Unit, x: Tensor, iterations: int) -> Tensor:
         mu = unit.bases.value
         if unit.start == "image":
             mu = farthest_points(features[None], len(mu))[0]
-        variance = float(unit.variance)
+        variance = float(unit.plan().mixture.variance)
         for _ in range(iterations):
             if highway and unit.kernel == "rbf":
                 gamma = (torch.cdist(features, mu).square() / (-2 * variance)).softmax(-1)

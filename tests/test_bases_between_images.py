@@ -20,7 +20,7 @@ import hemnet
 UNITS: dict[str, Any] = {
     "highway": lambda: hemnet.HighwayEMAttention(8, bases=4, preset="paper"),
     "auto": lambda: hemnet.HighwayEMAttention(8, bases=4, preset="paper", variance="auto"),
-    "recommended": lambda: hemnet.HighwayEMAttention(8, bases=4, gain=0.3),
+    "recommended": lambda: hemnet.HighwayEMAttention(8, bases=4, gain=0.3, start="average"),
     "emanet": lambda: hemnet.EMAttention(8, bases=4),
 }
 

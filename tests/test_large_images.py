@@ -149,7 +149,7 @@ def test_one_window_with_global_bases_is_the_plain_model(
 
 def test_global_bases_are_those_of_all_features_each_once() -> None:
     """With a backbone that sees only its own cell, windows cannot hide anything."""
-    model, image = network(), picture(64, 96)
+    model, image = network(start="average"), picture(64, 96)
 
     class Cells(nn.Module):
         def forward(self, images: Tensor) -> list[Tensor]:
@@ -166,7 +166,7 @@ def test_global_bases_are_those_of_all_features_each_once() -> None:
         features = unit.scale(unit.conv_in(Cells()(tensor(image))[0])).flatten(2).mT
         found = fit_global_bases(model, image, grid, SETTINGS, CPU)
         assert features.shape[1] == 8 * 12
-        expected = hemnet.highway_em(features, unit.bases.value, 3, 0.5, kernel=unit.kernel)
+        expected = hemnet.highway_em(features, unit.bases.value, 3, mixture=unit.plan().mixture)
         torch.testing.assert_close(found.after, expected.bases[0], rtol=1e-4, atol=1e-5)
 
 

@@ -21,7 +21,8 @@ def upcast(tensor: Tensor) -> Tensor:
 def no_autocast(tensor: Tensor) -> AbstractContextManager[None]:
     """Autocast off: it would turn float32 products into half precision."""
     device = tensor.device.type
-    if not torch.amp.is_autocast_available(device):  # such as "meta"
+    # Not every device has it ("meta"); an exported graph has no autocast to turn off.
+    if not torch.amp.is_autocast_available(device) or torch.compiler.is_exporting():
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
