@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 import warnings
@@ -34,12 +35,14 @@ from torch import Tensor, nn
 
 import hemnet
 from common import Work, console, interleave, peak_memory, save
+from hemnet.nn.unit import Plan
 
 KEY, NOISE, LAMPS, POINTS = 6, 0.05, 3, 128
 WIDTH, BATCH, RATE = 64, 32, 3e-3
 STEPS = {3: 1000, 6: 1500, 12: 1500}
 TEST_SAMPLES, TEST_SEED = 512, 99
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Sample(NamedTuple):
@@ -100,11 +103,8 @@ class EMANetWithGradient(hemnet.EMAttention):
         super().__init__(channels, bases)
         self.conv_in.requires_grad_(True)
 
-    def _attend(self, x: Tensor, bases: Tensor, *_: Any) -> hemnet.em.EMResult:  # type: ignore[override]
-        for _ in range(self.iterations):
-            responsibilities = hemnet.e_step(x, bases, 1.0)
-            bases = F.normalize(hemnet.n_step(x, bases, responsibilities, 1.0), dim=-1)
-        return hemnet.em.EMResult(bases, responsibilities)
+    def plan(self, iterations: int | None = None) -> Plan:
+        return super().plan(iterations)._replace(backward="exact")
 
 
 UNITS: dict[str, Callable[..., nn.Module]] = {
@@ -233,35 +233,37 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 def cost(args: argparse.Namespace) -> None:
     """Time and memory of one image, forward and backward, as positions grow."""
+    units: dict[str, nn.Module] = {"mean": UNITS["mean"](1, **args.options)}
+    units |= {f"hem {bases}": UNITS["hem"](bases, **args.options) for bases in args.bases}
+    units["attention"] = SelfAttention(WIDTH)
+    hem = [name for name in units if name.startswith("hem")]
     rows = []
     for positions in args.lengths:
         x = torch.randn(1, WIDTH, positions, 1, requires_grad=True)
-        variants: dict[str, Work] = {}
-        for name in ("mean", "hem", "attention"):
-            options = {"hem": args.options, "mean": args.options}.get(name, {})
-            unit = UNITS[name](args.bases, **options)
-            variants[name] = lambda unit=unit, x=x: unit(x).sum().backward()
-        times = interleave(variants, args.rounds, f"N = {positions}")
-        row: dict[str, Any] = {"positions": positions, "bases": args.bases}
+        variants: dict[str, Work] = {
+            name: lambda unit=unit, x=x: unit(x).sum().backward() for name, unit in units.items()
+        }
+        times = interleave(variants, args.rounds, f"N = {positions}", clock=CLOCKS[args.clock])
+        row: dict[str, Any] = {"positions": positions}
         for name, work in variants.items():
             row[name] = {"ms": 1e3 * times.median(name), "mb": peak_memory(work) / 1e6}
-        row["attention of hem"] = times.ratio("attention", "hem")
+        for name in hem:
+            row[name]["attention takes"] = times.ratio("attention", name)
         rows.append(row)
-    title = f"Forward and backward of one image, C={WIDTH}, K={args.bases}"
-    shown = Table("positions", title=title)
-    for name in ("mean", "hem", "attention"):
-        shown.add_column(f"{name} ms", justify="right")
-        shown.add_column("MB", justify="right")
-    shown.add_column("attention ÷ hem, time", justify="right")
+    load = os.getloadavg()[0]
+    shown = Table("positions", title=f"Forward and backward of one image, C={WIDTH}: ms, MB")
+    for name in units:
+        shown.add_column(name, justify="right")
+    for name in hem:
+        shown.add_column(f"attention ÷ {name}, time", justify="right")
     for row in rows:
-        cells = [
-            text
-            for name in ("mean", "hem", "attention")
-            for text in (f"{row[name]['ms']:.1f}", f"{row[name]['mb']:.1f}")
-        ]
-        shown.add_row(f"{row['positions']:,}", *cells, f"{row['attention of hem']:.1f}")
+        cells = [f"{row[name]['ms']:.1f}, {row[name]['mb']:.1f}" for name in units]
+        ratios = [f"{row[name]['attention takes']:.1f}" for name in hem]
+        shown.add_row(f"{row['positions']:,}", *cells, *ratios)
     console.print(shown)
-    save(args.json, {"options": args.options, "lengths": rows})
+    console.print(f"{args.clock} time, {args.threads} threads, load of the machine {load:.1f}")
+    settings = {"options": args.options, "clock": args.clock, "threads": args.threads}
+    save(args.json, settings | {"load": round(load, 1), "lengths": rows})
 
 
 def main() -> None:
@@ -286,9 +288,13 @@ def main() -> None:
     sub.add_argument("--first-seed", type=int, default=0)
     sub.add_argument("--steps", type=int, help="(default: 1000 with 3 groups, else 1500)")
     sub.add_argument("--shard", default="0/1", help="part of the runs, such as 0/2")
-    subs["cost"].add_argument("--bases", type=int, default=64)
+    subs["cost"].add_argument("--bases", nargs="+", type=int, default=[16, 64])
     subs["cost"].add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     subs["cost"].add_argument("--rounds", type=int, default=7)
+    subs["cost"].add_argument(
+        "--clock", choices=CLOCKS, default="wall",
+        help="cpu: processor time, which a busy machine changes less",
+    )  # fmt: skip
     subs["cost"].add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
