@@ -56,7 +56,7 @@ def main() -> None:
             )  # fmt: skip
     left.set_yticks(range(len(SHOWN)), list(SHOWN))
     left.invert_yaxis()
-    left.legend(frameon=False, fontsize=8, loc="lower left")
+    left.legend(frameon=False, fontsize=8, loc="upper right")
     tidy(left, "Recall: grey is the majority", "accuracy, %")
     lengths = json.loads(args.cost.read_text())["lengths"]
     positions = [row["positions"] for row in lengths]
