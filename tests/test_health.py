@@ -160,3 +160,16 @@ def test_one_basis_is_a_mean_by_choice_and_needs_no_warning() -> None:
         warnings.simplefilter("error")
         train(unit, x, 120)
     assert unit.health().state == "collapsed"
+
+
+def test_units_of_unit_length_bases_are_read_at_the_scale_of_their_features() -> None:
+    """EMANet's bases have length 1 whatever the features' is."""
+    centres = 30 * torch.eye(4, 8)
+    x = centres.repeat(2, 16, 1).mT.unflatten(2, (8, 8)) + 0.1 * torch.randn(2, 8, 8, 8)
+    unit = hemnet.EMAttention(8, bases=4)
+    with torch.no_grad():
+        unit.conv_in.weight.copy_(torch.eye(8)[..., None, None])
+        unit.bases.value.copy_(torch.nn.functional.normalize(centres, dim=-1))
+    health = unit.eval().health(x)
+    assert health.rebuilt > 0.9
+    assert health.state != "collapsed"
