@@ -135,12 +135,12 @@ def test_a_folder_without_a_model_does_not_hide_it(
         ("cityscapes", r"nor a model that comes with hemnet \(camvid\)\. Models of the hub"),
         ("run", r"\(camvid\); did you mean runs\?"),
         ("runs/cwhh", r"^there is no folder runs/cwhh; did you mean runs/cwh\?$"),
-        ("runs/other", r"^there is no folder runs/other$"),
+        ("runs/other", r"^there is no folder runs/other; runs has cwh$"),
         ("runs/cwh/modell", "no folder runs/cwh/modell; did you mean runs/cwh/model"),
-        ("./camvid", r"^there is no folder \./camvid$"),
-        ("../camvid", r"^there is no folder \.\./camvid$"),
-        ("a/b/c", r"^there is no folder a/b/c$"),
-        ("somewhere/model.onnx", r"^there is no file somewhere/model\.onnx$"),
+        ("./camvid", r"^there is no folder \./camvid; \. has cwh\.onnx, runs$"),
+        ("../camvid", r"^there is no folder \.\./camvid"),
+        ("a/b/c", r"^there is no folder a/b/c, nor a/b \(looked from "),
+        ("somewhere/model.onnx", r"^there is no file somewhere/model\.onnx, nor somewhere \("),
         ("cwh.onx", "neither a folder nor a model that comes with hemnet"),
         ("cwg.onnx", r"there is no file cwg\.onnx; did you mean cwh\.onnx\?"),
     ],
@@ -158,7 +158,7 @@ def test_a_typing_error_on_the_command_line(
 ) -> None:
     image(tmp_path / "street.jpg", 48, 64)
     assert run("predict", "runs/cwhh", "street.jpg", "--out", "found") == 2
-    assert capsys.readouterr().err == "hemnet: there is no folder runs/cwhh\n"
+    assert "hemnet: there is no folder runs/cwhh, nor runs (looked" in capsys.readouterr().err
 
 
 def test_a_model_of_ours_has_no_revisions() -> None:

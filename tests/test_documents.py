@@ -18,6 +18,7 @@ import documents
 from documents import PAGES, PROGRAMS, REPLACED, ROOT, blocks, commands, run_pipeline, run_python
 from documents_world import make_world
 from hemnet import cli
+from hemnet.config import LOSSES
 from hemnet.settings import known_keys
 from hemnet.study import grid
 
@@ -133,7 +134,7 @@ def flags() -> dict[str, set[str]]:
                     found |= of(sub)
         return found
 
-    settings = {f"--{key}" for key in known_keys()}
+    settings = {f"--{key}" for key in known_keys()} | {f"--loss.terms.{name}" for name in LOSSES}
     (choices,) = [a.choices for a in cli.build_parser()._actions if a.choices]
     table = {command: of(parser) for command, parser in choices.items()}
     for command in ("train", "study"):

@@ -238,7 +238,7 @@ class _Evil:
         ("./cwhh", "there is no folder ./cwhh"),
         ("runs/cwhg/mdel", "did you mean runs/cwhg/model"),
         ("runz/deep/cwhh", "nor runz/deep"),
-        ("model.onnx", "there is no folder model.onnx"),
+        ("model.onnx", "there is no file model.onnx; . has runs"),
     ],
 )
 def test_a_typing_error_in_a_path_is_not_asked_of_the_hub(

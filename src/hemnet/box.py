@@ -32,7 +32,7 @@ def is_hub_id(source: str) -> bool:
         and all(re.fullmatch(r"\w[\w.-]*", part) for part in parts)
         and not source.lower().endswith(_FILES)
         and not Path(parts[0]).is_dir()
-        and parts[0] != "runs"
+        and parts[0] not in ("runs", "models")
     )
 
 
@@ -43,12 +43,24 @@ def not_found(source: str) -> str:
         return f"{source} is a file: expected a folder that save_pretrained wrote"
     if not re.fullmatch(r"[\w.-]+", source) or source.startswith(".") or path.suffix in _FILES:
         kind = "file" if path.suffix.lower() in _FILES else "folder"
-        return f"there is no {kind} {source}{_meant(path.name, _beside(path), path.parent)}"
+        return f"there is no {kind} {source}{_around(path)}"
     meant = _meant(source, [*names, *_beside(path)], Path())
     return (
         f"{source!r} is neither a folder nor a model that comes with hemnet "
         f"({', '.join(names)}){meant}. Models of the hub are called user/model"
     )
+
+
+def _around(path: Path) -> str:
+    """What lies where a path leads."""
+    above = path.expanduser().parent
+    if not above.is_dir():
+        return f", nor {path.parent} (looked from {Path.cwd()})"
+    names = sorted(_beside(path))
+    meant = _meant(path.name, names, path.parent)
+    if meant or not names:
+        return meant
+    return f"; {path.parent} has {', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
 
 
 def _beside(path: Path) -> list[str]:

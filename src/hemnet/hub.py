@@ -6,7 +6,6 @@ seen to be those that the configuration asks for.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
@@ -195,33 +194,7 @@ def _check_tensors(config: ModelConfig, path: Path) -> None:
             )
 
 
-def refuse_paths(source: str) -> None:
-    """What looks like a folder's path is not asked for on the hub, where no one has it."""
-    path = Path(source)
-    above = path.parent
-    like_a_path = (
-        path.is_absolute()
-        or source.startswith((".", "~"))
-        or "\\" in source
-        or source.endswith("/")
-        or len(path.parts) > 2
-        or path.suffix in (".onnx", ".pt2", ".xml", ".pth", ".safetensors")
-        or (len(path.parts) == 2 and (above.is_dir() or path.parts[0] in ("runs", "models")))
-    )
-    if not like_a_path:
-        return
-    if not above.is_dir():
-        raise UserError(f"there is no folder {source}, nor {above} (looked from {Path.cwd()})")
-    names = sorted(p.name for p in above.iterdir() if p.name[0] != ".")
-    close = difflib.get_close_matches(path.name, names, 1)
-    hint = f": did you mean {above / close[0]}?" if close else ""
-    if names and not close:
-        hint = f"; {above} has {', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
-    raise UserError(f"there is no folder {source}{hint}")
-
-
 def _download(repo_id: str, revision: str | None) -> Path:
-    refuse_paths(repo_id)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from hemnet.data.classes import CITYSCAPES, official_ids, raw_classes
@@ -63,13 +64,16 @@ def read_lines(path: Path) -> list[str]:
         raise UserError(f"{path}: cannot be read as text: {reason}.") from None
 
 
-def files_under(folder: Path, extensions: tuple[str, ...]) -> list[Path]:
+def files_under(
+    folder: Path, extensions: tuple[str, ...], folders_at_most: int | None = None
+) -> list[Path]:
     """All files with these extensions below a folder, sorted; hidden ones left out.
 
     Links are followed, but not into a folder that is being walked already: that would never end.
     """
     found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    walk = islice(os.walk(folder, followlinks=True), folders_at_most)
+    for parent, folders, names in walk:
         here = os.path.realpath(parent)
         above = {here, *map(str, Path(here).parents)}
         folders[:] = [

@@ -13,6 +13,7 @@ from hemnet.data.layouts import IMAGE_EXTENSIONS, LABEL_EXTENSIONS, Pair, files_
 from hemnet.errors import UserError
 
 LOSSY = (".jpg", ".jpeg", ".webp")
+LOOKED_INTO = 1000  # folders below one that may be anything, such as /
 OTHER = (".npy", ".npz", ".mat", ".json", ".xml", ".txt", ".csv")
 
 
@@ -117,7 +118,7 @@ def no_match(images: Path, labels: Path) -> UserError:
 
 def no_layout(root: Path) -> UserError:
     """What a folder without images/ holds, and the pattern its labels may follow."""
-    pictures = files_under(root, IMAGE_EXTENSIONS)
+    pictures = files_under(root, IMAGE_EXTENSIONS, LOOKED_INTO)
     text = (
         f"{root}: no images/ folder. Expected images/ and labels/ (or masks/, annotations/) here, "
         "or in a folder per split."

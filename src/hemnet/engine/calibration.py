@@ -9,7 +9,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from hemnet.data.catalog import CATALOG, open_dataset
+from hemnet.data.catalog import CATALOG, GENERATED, open_dataset
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.engine.build import open_split
 from hemnet.engine.inputs import find_images
@@ -107,7 +107,7 @@ def _datasets(
         val = known.val_split or "val"
         train = open_split(known, known.split, known.length)
         return train, open_split(known, val, known.val_length)
-    if name != "scenes" and root is None:
+    if name not in GENERATED and root is None:
         raise UserError(f"where is {name}? Give its folder with --data.root.")
     found = [open_dataset(name, root, split) for split in ("train", "val")]
     return found[0], found[1]
