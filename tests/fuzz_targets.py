@@ -276,11 +276,13 @@ def arguments(case: Case) -> int:
     before = content(case.folder)
     value = case.rng.choice([*TEXTS, "pipe", "data", "photo.png", "run/config.yaml", "model"])
     line = case.rng.choice(ARGUMENTS)
+    writes = any(f in line[:-1] and line[line.index(f) + 1] == "?" for f in ("--out", "--json"))
+    if writes and (value.startswith("/") or ".." in value):  # nothing is written elsewhere
+        value = "written" + value.replace("..", "__")
     chosen = [
         value if word == "?" else "photo.png" if word == "PHOTO" else places.get(word, word)
         for word in line
     ]
-    writes = any(f in line[:-1] and line[line.index(f) + 1] == "?" for f in ("--out", "--json"))
     command(*chosen, stdin=b"pipe\n")
     if not (writes and "\0" not in value and os.path.isfile(case.folder / value)):
         unchanged(before, case.folder)

@@ -14,6 +14,7 @@ from hemnet.data.labels import DataError
 from hemnet.data.layouts import files_under
 from hemnet.data.prepare import convert
 from hemnet.errors import UserError
+from hemnet.files import read_object, write_json
 from hemnet.hub import from_pretrained
 from hemnet.models import create_model
 from tiny_data import folder
@@ -238,3 +239,22 @@ def test_a_gain_beyond_float32(tmp_path: Path) -> None:
     config.write_text(json.dumps(content))
     with pytest.raises(UserError, match="cannot be used"):
         from_pretrained(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no such files")
+def test_results_do_not_take_the_place_of_links_and_devices(tmp_path: Path) -> None:
+    """As root, --json /dev/null once made a file of the device."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "deep" / "target"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"a": 1})
+    assert json.loads(os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
+    assert pipe.is_fifo()
+    target.parent.mkdir()
+    target.write_text("old")
+    link.symlink_to(target)
+    write_json(link, {"b": 2})
+    assert link.is_symlink()
+    assert read_object(target) == {"b": 2}
+    assert not list(tmp_path.rglob("*.part"))

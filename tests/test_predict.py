@@ -476,5 +476,5 @@ def test_pipes_are_not_waited_for(model: Path, tmp_path: Path) -> None:
     if not hasattr(os, "mkfifo"):
         pytest.skip("no named pipes")
     os.mkfifo(tmp_path / "x.png")
-    assert predict(model, tmp_path / "x.png", "/dev/null", out=tmp_path / "out") == 1
+    assert predict(model, tmp_path / "x.png", os.devnull, out=tmp_path / "out") == 1
     assert all("pipe" in line["error"] for line in lines(tmp_path / "out"))

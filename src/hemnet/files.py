@@ -14,7 +14,15 @@ from hemnet.errors import UserError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete, and not at all after an error."""
+    """A file that appears under its name when it is complete, and not at all after an error.
+
+    A link stays one, and what is no file, such as /dev/stdout, is written to and stays too.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as device:
+            yield device
+        return
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
