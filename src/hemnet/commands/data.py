@@ -213,7 +213,7 @@ def _show(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
             raise UserError(f"--{name} {str(value)[:30]}: expected {low} to {high}.")
-    check_output(args.out)
+    check_output(args.out, makes_folder=True)
     split = args.split or splits_present(args.name, args.root)[0]
     dataset = _open(args, split, args.partial)
     picks = np.random.default_rng(args.seed).permutation(min(len(dataset), FIRST))[: args.count]

@@ -79,7 +79,10 @@ def gather(
 ) -> Run:
     model = load_model(folder).to(device)
     lines = _read_metrics(folder / METRICS)
-    validation = [line for line in lines if line["kind"] == "validation"]
+    names = set(dataset.info.classes)
+    validation = [
+        line for line in lines if line["kind"] == "validation" and line["iou"].keys() == names
+    ]
     looked_at = evaluation or evaluate(model, _Part(dataset, LOOKED_AT), progress=None)
     scores = looked_at.to_json()
     if evaluation is None and validation:
