@@ -19,7 +19,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     A link stays one, and what is no file, such as /dev/stdout, is written to and stays too.
     """
     if path.exists() and not path.is_file():
-        with path.open("wb") as device:
+        # Nobody may be reading a pipe, which would be waited for.
+        number = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+        os.set_blocking(number, True)
+        with os.fdopen(number, "wb") as device:
             yield device
         return
     path = path.resolve() if path.is_symlink() else path
