@@ -20,8 +20,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     if path.exists() and not path.is_file():
         # Nobody may be reading a pipe, which would be waited for.
-        number = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-        os.set_blocking(number, True)
+        at_once = getattr(os, "O_NONBLOCK", 0)  # Windows has none, nor such pipes
+        number = os.open(path, os.O_WRONLY | at_once)
+        if at_once:
+            os.set_blocking(number, True)
         with os.fdopen(number, "wb") as device:
             yield device
         return
