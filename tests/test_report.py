@@ -142,6 +142,15 @@ def test_damaged_metrics(tmp_path: Path) -> None:
         write_report(run, SCENES)
 
 
+def test_metrics_of_other_classes_are_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    line = {"kind": "validation", "step": 9, "miou": 99.0, "pixel_accuracy": 1.0, "iou": {"x": 1.0}}
+    with (run / "metrics.jsonl").open("w") as file:
+        file.write(json.dumps(line) + "\n")
+    text, _ = read(write_report(run, SCENES))
+    assert "99.0%" not in text
+
+
 def test_the_unit_is_traced_as_it_runs() -> None:
     model = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=5, kernel="rbf")
     model.eval()

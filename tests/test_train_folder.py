@@ -54,6 +54,14 @@ def test_a_folder_takes_one_run_at_a_time(tmp_path: Path, resume: bool) -> None:
     assert train(tiny_config("--optim.steps", "1"), out, resume, quiet=True).finished
 
 
+def test_a_model_without_a_run_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="would replace the model"):
+            train(tiny_config(), tmp_path, resume, quiet=True)
+
+
 def test_two_commands_into_one_folder(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(dump_config(tiny_config("--optim.steps", "40")))

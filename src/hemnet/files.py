@@ -19,7 +19,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     A link stays one, and what is no file, such as /dev/stdout, is written to and stays too.
     """
     if path.exists() and not path.is_file():
-        with path.open("wb") as device:
+        # Nobody may be reading a pipe, which would be waited for.
+        at_once = getattr(os, "O_NONBLOCK", 0)  # Windows has none, nor such pipes
+        number = os.open(path, os.O_WRONLY | at_once)
+        if at_once:
+            os.set_blocking(number, True)
+        with os.fdopen(number, "wb") as device:
             yield device
         return
     path = path.resolve() if path.is_symlink() else path
@@ -49,8 +54,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def check_output(path: Path | None) -> None:
-    """Refuse what cannot be written, before the work whose result it would hold."""
+def check_output(path: Path | None, makes_folder: bool = False) -> None:
+    """Refuse what cannot be written, before the work whose result it would hold.
+
+    `makes_folder`: the folder is made where there is none.
+    """
     if path is None:
         return
     try:
@@ -59,9 +67,12 @@ def check_output(path: Path | None) -> None:
         if path.exists() and not path.is_file():
             return  # such as /dev/stdout
         place = next(p for p in path.absolute().parents if p.exists())
+        missing = place != path.absolute().parent
     except OSError as error:
         raise UserError(f"cannot write {str(path)[:200]}: {error.strerror}") from None
     if not place.is_dir():
         raise UserError(f"cannot write {path}: {place} is no folder")
+    if missing and not makes_folder:
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(place, os.W_OK):
         raise UserError(f"cannot write {path}: no right to write into {place}")

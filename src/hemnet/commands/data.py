@@ -304,7 +304,7 @@ def _show(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
             raise UserError(f"--{name} {str(value)[:30]}: expected {low} to {high}.")
-    check_output(args.out)
+    check_output(args.out, makes_folder=True)
     if args.config is not None:
         _show_training(args)
         return

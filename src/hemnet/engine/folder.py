@@ -50,6 +50,11 @@ def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bo
             f"{out} already holds a run, which is at step {step}: go on with it by --resume, or "
             "choose another folder"
         )
+    if not last.exists() and (out / "model" / "config.json").exists():
+        raise UserError(
+            f"{out} has a model but no checkpoint of a run, and training would replace the model: "
+            "choose another folder, or move the model away"
+        )
     if last.exists() and (out / CONFIG).exists() and not allow_changes:
         changed = differences(settle(read_config(out / CONFIG)), config)
         if changed:

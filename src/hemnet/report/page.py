@@ -81,7 +81,10 @@ def gather(
 ) -> Run:
     model = load_model(folder).to(device)
     lines = _read_metrics(folder / METRICS)
-    validation = [line for line in lines if line["kind"] == "validation"]
+    names = set(dataset.info.classes)
+    validation = [
+        line for line in lines if line["kind"] == "validation" and line["iou"].keys() == names
+    ]
     looked_at = evaluation or evaluate(
         model, Part(dataset, spread_out(len(dataset), LOOKED_AT)), progress=None
     )
