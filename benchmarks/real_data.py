@@ -87,17 +87,16 @@ def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemne
     model = hemnet.create_model(
         "fcn", classes, args.backbone, args.stride, weights=args.weights, resnet_v1=args.resnet_v1
     )
-    channels = model.backbone.channels
+    channels, strides = model.backbone.channels, model.backbone.strides
     torch.manual_seed(seed)
-    around = AttentionHead(channels, classes, args.channels, nn.Identity(), 0.1)
+    around = AttentionHead(channels, strides, classes, args.channels, nn.Identity(), 0.1)
     torch.manual_seed(1000 + seed)
     name, _, rest = unit.partition(":")
     if name == "pspnet":
-        strides = model.backbone.strides
         model.head = HEADS[name](channels, strides, classes, width=args.channels)
     else:
         inner = UNITS[name](args.channels, **options(rest))
-        model.head = AttentionHead(channels, classes, args.channels, inner, 0.1)
+        model.head = AttentionHead(channels, strides, classes, args.channels, inner, 0.1)
         model.head.load_state_dict(around.state_dict(), strict=False)
     return model.to(memory_format=torch.channels_last)
 
@@ -337,7 +336,7 @@ def main() -> None:
                     run["more_iterations"][iterations] = evaluate(trained, judged, classes)["miou"]
                 inner.eval_iterations = None
                 run["health"] = str(inner.health())
-                run["gain"] = inner.norm.weight.abs().mean().item() * inner.start.gain_rate
+                run["gain"] = inner.norm.weight.abs().mean().item() * inner.gain.factor
             runs.append(run)
             with args.out.open("a") as lines:
                 lines.write(json.dumps(run, ensure_ascii=False) + "\n")

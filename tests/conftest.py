@@ -54,9 +54,12 @@ class Special:
     counts: Counter[str] = field(default_factory=Counter)  # outcome → tests
 
     @property
+    def required(self) -> bool:
+        return os.environ.get(self.variable) == "required"
+
+    @property
     def lacking(self) -> bool:
-        required = os.environ.get(self.variable) == "required"
-        return required and (self.counts["skipped"] > 0 or not self.counts["passed"])
+        return self.required and (self.counts["skipped"] > 0 or not self.counts["passed"])
 
 
 SPECIAL = {

@@ -14,7 +14,7 @@ from PIL import Image
 
 import app_server
 import hemnet
-from conftest import REQUIRED
+from conftest import SPECIAL
 from test_app import head_of_a_png
 from test_cli import run
 
@@ -27,7 +27,7 @@ PHONE = {"width": 390, "height": 844}
 
 
 def miss(reason: str) -> None:
-    if REQUIRED:
+    if SPECIAL["browser"].required:
         pytest.fail(reason)
     pytest.skip(reason)
 

@@ -46,9 +46,9 @@ class AttentionHead(nn.Module):
         width: int,
         attention: nn.Module,
         dropout: float,
-        mixed: int,
-        concatenate: bool,
-        decoder: int | None,
+        mixed: int = MIXED,
+        concatenate: bool = False,
+        decoder: int | None = None,
     ) -> None:
         super().__init__()
         self.reduce = conv_bn_relu(channels[-1], width, 3)
