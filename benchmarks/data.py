@@ -29,7 +29,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from hemnet.data import Augmentation, Scenes, open_dataset, training_batches
-from hemnet.data.paint import smooth_noise
+from hemnet.data.scene_renderer import smooth_noise
 from hemnet.data.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 CROP, BATCH = 513, 8

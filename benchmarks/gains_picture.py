@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from common import console
-from hemnet.study.style import EMANET, FAINT, INK, new_figure, step_colour, tidy
+from hemnet.study.figure_style import EMANET, FAINT, INK, new_figure, step_colour, tidy
 
 Run = dict[str, Any]
 FROZEN = {"backbone": "tf_efficientnet_lite0", "optimizer": "adamw", "steps": 400, "batch": 8}

@@ -25,17 +25,17 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.table import Table
 
 from common import console, save
-from hemnet.data.paint import Canvas
+from hemnet.data.contact_sheet import colour_labels
+from hemnet.data.scene_renderer import Canvas
 from hemnet.data.scenes import COLOURS, GROUNDS, LAMP, SCENES, Lamp, Scene, plan
-from hemnet.data.show import colour_labels
 from hemnet.data.transforms import normalise
-from hemnet.engine.context import fit_global_bases, using_bases
-from hemnet.engine.evaluate import normalisation
-from hemnet.engine.inference import EvaluationOptions
-from hemnet.engine.load import load_model
-from hemnet.engine.metrics import Evaluation, confusion_matrix, subset_miou
-from hemnet.engine.windows import window_grid, windowed_classes
-from hemnet.nn.segmenter import Segmenter
+from hemnet.inference.evaluate import normalisation
+from hemnet.inference.global_bases import fit_global_bases, using_bases
+from hemnet.inference.metrics import Evaluation, confusion_matrix, subset_miou
+from hemnet.inference.options import EvaluationOptions
+from hemnet.inference.sliding_window import window_grid, windowed_classes
+from hemnet.models.segmenter import Segmenter
+from hemnet.training.load import load_model
 
 CELL = 96  # pixels, as in the demo's training
 WAYS = ("windows", "windows, global bases", "at once")

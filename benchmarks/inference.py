@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import hemnet
 from common import console, interleave, save
-from hemnet.export import make_onnx, save_onnx, trace, write_onnx
-from hemnet.quantise import Calibration, float_nodes, quantise
+from hemnet.export.quantise import Calibration, float_nodes, quantise
+from hemnet.export.writers import make_onnx, save_onnx, trace, write_onnx
 from models import CLASSES, SIZE, settle
 
 BAR = 0.75

@@ -39,14 +39,14 @@ from torch import Tensor, nn
 
 import hemnet
 from common import console
-from hemnet.config import OptimConfig
 from hemnet.data import Augmentation, evaluation_batches, open_dataset, training_batches
-from hemnet.engine.build import freeze_stages
-from hemnet.engine.metrics import Evaluation, confusion_matrix
-from hemnet.engine.optim import make_optimizer, rate_at, set_rate
+from hemnet.inference.metrics import Evaluation, confusion_matrix
 from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
+from hemnet.training.config import OptimConfig
+from hemnet.training.optim import make_optimizer, rate_at, set_rate
+from hemnet.training.setup import freeze_stages
 from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 
 Batch = tuple[Tensor, Tensor]

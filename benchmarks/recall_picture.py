@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hemnet.study.style import EMANET, FAINT, INK, new_figure, step_colour, tidy
+from hemnet.study.figure_style import EMANET, FAINT, INK, new_figure, step_colour, tidy
 from recall import majority, read
 
 SHOWN = {  # label: unit, options, K

@@ -29,8 +29,8 @@ from hemnet.data import (
     normalise,
     training_batches,
 )
+from hemnet.data.contact_sheet import colour_labels
 from hemnet.data.scenes import FIRST_THING, SCENES
-from hemnet.data.show import colour_labels
 from hemnet.nn.attention import HighwayEMAttention
 from hemnet.nn.geometry import upsample
 

@@ -18,9 +18,9 @@ from rich.table import Table
 
 import hemnet
 from common import console, interleave, save
-from hemnet.config import LossConfig, OptimConfig
-from hemnet.engine.loss import SegmentationLoss
-from hemnet.engine.optim import make_optimizer, rate_at, set_rate
+from hemnet.training.config import LossConfig, OptimConfig
+from hemnet.training.loss import SegmentationLoss
+from hemnet.training.optim import make_optimizer, rate_at, set_rate
 
 CLASSES, SIZE, BATCH = 21, 257, 2
 BAR = 1.05

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from documents import ROOT, SMALL
-from hemnet.config import TrainConfig
-from hemnet.data.classes import official_ids
-from hemnet.engine.train import train
-from hemnet.settings import read_config
+from hemnet.data.class_lists import official_ids
+from hemnet.training.config import TrainConfig
+from hemnet.training.config_parser import read_config
+from hemnet.training.loop import train
 from tiny_data import folder, ids, image, label
 
 SIDES = (48, 64)

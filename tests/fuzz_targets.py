@@ -32,11 +32,11 @@ from hemnet.app.limits import Limits
 from hemnet.app.routes import make_app
 from hemnet.data.download import Archive, unpack, verify
 from hemnet.data.prepare import _stuff_label, convert
-from hemnet.engine.train import train
 from hemnet.errors import UserError
-from hemnet.export import export_model
-from hemnet.nn.weights import load_weights
-from hemnet.settings import dump_config, read_config
+from hemnet.export.writers import export_model
+from hemnet.nn.backbone_weights import load_weights
+from hemnet.training.config_parser import dump_config, read_config
+from hemnet.training.loop import train
 from kills import tiny_config
 
 FILES = 16  # images or labels of a case

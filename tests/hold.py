@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hemnet.cli import main
 from hemnet.data import Batch
-from hemnet.engine.train import Run
+from hemnet.training.loop import Run
 
 
 def hold() -> None:

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hemnet.config import TrainConfig
-from hemnet.engine import checkpoint
-from hemnet.engine.checkpoint import read_checkpoint
-from hemnet.engine.runlog import read_metrics
-from hemnet.engine.train import train
-from hemnet.settings import read_config
+from hemnet.training import checkpoints as checkpoint
+from hemnet.training.checkpoints import read_checkpoint
+from hemnet.training.config import TrainConfig
+from hemnet.training.config_parser import read_config
+from hemnet.training.loop import train
+from hemnet.training.run_log import read_metrics
 
 AT_RANDOM, IN_WRITE, FINISHED = "killed at random", "killed in a write", "finished first"
 TIMING = ("images_per_second", "data_wait", "seconds")

@@ -23,13 +23,13 @@ from hemnet.app.explore import Explorer, Seen, distinct, explained, step_text
 from hemnet.app.limits import Limits, read_upload, safe_stem, shown_name
 from hemnet.app.samples import samples
 from hemnet.app.sessions import Sessions
-from hemnet.commands.app import add_arguments
+from hemnet.cli.app import add_arguments
 from hemnet.data.scenes import SCENES
-from hemnet.engine.exported import ExportedModel
 from hemnet.errors import UserError
-from hemnet.export import export_model
+from hemnet.export.writers import export_model
+from hemnet.inference.exported_model import ExportedModel
+from hemnet.inspection.attention import look
 from hemnet.nn.geometry import Placement
-from hemnet.study.attention import look
 from test_cli import run
 
 CLASSES = ("background", "tree", "<b>road</b>", "sea")
@@ -512,7 +512,7 @@ def test_a_run_shows_images_that_it_validates_on(
 
 
 def test_black_classes_and_the_background_are_let_through() -> None:
-    from hemnet.engine.maps import see_through
+    from hemnet.inference.prediction_files import see_through
 
     names, palette = ["Background", "soil", "crop"], [(9, 200, 9), (0, 0, 0), (0, 255, 0)]
     assert see_through(names, palette) == [0, 1]

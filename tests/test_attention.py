@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hemnet
-from hemnet.nn.start import farthest_points
+from hemnet.nn.initial_bases import farthest_points
 from recording import RecordingSolver
 
 Unit = hemnet.HighwayEMAttention | hemnet.EMAttention

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import hemnet
-from hemnet.engine.average import AveragedWeights
-from hemnet.engine.build import open_datasets
-from hemnet.engine.checkpoint import read_checkpoint
-from hemnet.engine.evaluate import evaluate
-from hemnet.engine.runlog import read_metrics
-from hemnet.engine.train import train
 from hemnet.errors import UserError
+from hemnet.inference.evaluate import evaluate
+from hemnet.training.checkpoints import read_checkpoint
+from hemnet.training.loop import train
+from hemnet.training.run_log import read_metrics
+from hemnet.training.setup import open_datasets
+from hemnet.training.weight_average import AveragedWeights
 from kills import tiny_config
 
 LAST = Path("checkpoints", "last.safetensors")

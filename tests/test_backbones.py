@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hemnet.errors import UserError
 from hemnet.nn.backbone import Backbone
-from hemnet.nn.weights import load_weights
+from hemnet.nn.backbone_weights import load_weights
 
 # Family → (a small member, strides it can do).
 FAMILIES = {

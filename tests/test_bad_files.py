@@ -15,8 +15,8 @@ from hemnet.data.layouts import files_under
 from hemnet.data.prepare import convert
 from hemnet.errors import UserError
 from hemnet.files import read_object, write_json
-from hemnet.hub import from_pretrained
-from hemnet.models import create_model
+from hemnet.models.pretrained import from_pretrained
+from hemnet.models.registry import create_model
 from tiny_data import folder
 
 

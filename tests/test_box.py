@@ -14,10 +14,10 @@ from PIL import Image
 from safetensors import safe_open
 
 import hemnet
-from hemnet.box import BOX, CARD
 from hemnet.data import dataset_info
-from hemnet.engine.load import load_model
 from hemnet.errors import UserError
+from hemnet.models.bundled import BOX, CARD
+from hemnet.training.load import load_model
 from test_cli import run
 from tiny_data import ids, image, label
 
@@ -80,7 +80,9 @@ class TestEveryModel:
         builder = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
         with builder.config.set_build_data({"artifacts": [], "force_include": {}}):
             files = {each.distribution_path for each in builder.recurse_included_files()}
-        expected = {f"hemnet/boxed/{name}/{path.name}" for path in (BOX / name).iterdir()}
+        expected = {
+            f"hemnet/models/bundled_models/{name}/{path.name}" for path in (BOX / name).iterdir()
+        }
         assert expected <= files
 
 

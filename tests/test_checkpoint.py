@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 
 import hemnet
-from hemnet.config import OptimConfig
-from hemnet.engine import checkpoint
-from hemnet.engine.checkpoint import (
+from hemnet.errors import UserError
+from hemnet.training import checkpoints as checkpoint
+from hemnet.training.checkpoints import (
     Keeper,
     Progress,
     load_checkpoint,
@@ -20,8 +20,8 @@ from hemnet.engine.checkpoint import (
     save_checkpoint,
     write_atomically,
 )
-from hemnet.engine.optim import make_optimizer, set_rate
-from hemnet.errors import UserError
+from hemnet.training.config import OptimConfig
+from hemnet.training.optim import make_optimizer, set_rate
 
 
 def made(bases: int = 8, name: str = "adamw") -> tuple[hemnet.Segmenter, torch.optim.Optimizer]:

@@ -38,7 +38,7 @@ def test_user_errors_are_one_line_and_exit_2(
     def fail(_: object) -> None:
         raise UserError("the file is missing")
 
-    monkeypatch.setattr("hemnet.commands.demo.run", fail)
+    monkeypatch.setattr("hemnet.cli.demo.run", fail)
     assert run("demo") == 2
     assert capsys.readouterr().err == "hemnet: the file is missing\n"
 

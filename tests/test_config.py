@@ -7,11 +7,17 @@ import pytest
 import yaml
 
 from hemnet import cli
-from hemnet.config import TrainConfig, check_config
-from hemnet.costs import PAPER_ROWS, PaperRow
-from hemnet.engine.build import settle
 from hemnet.errors import UserError
-from hemnet.settings import differences, dump_config, help_text, known_keys, read_config
+from hemnet.models.costs import PAPER_ROWS, PaperRow
+from hemnet.training.config import TrainConfig, check_config
+from hemnet.training.config_parser import (
+    differences,
+    dump_config,
+    help_text,
+    known_keys,
+    read_config,
+)
+from hemnet.training.setup import settle
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 PAPER = {

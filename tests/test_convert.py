@@ -18,11 +18,11 @@ from torch import Tensor
 import foreign
 import hemnet
 from foreign import State
-from hemnet.convert import convert
-from hemnet.convert.settings_text import read_settings
 from hemnet.errors import UserError
+from hemnet.models.convert import convert
+from hemnet.models.convert.settings_text import read_settings
 from hemnet.nn.backbone import Backbone
-from hemnet.nn.weights import load_weights
+from hemnet.nn.backbone_weights import load_weights
 from test_cli import run
 
 CLASSES = ["road", "car", "tree", "sky", "person"]
@@ -97,8 +97,8 @@ class TestEMANet:
         self, emanet_file: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         from hemnet.data import Scenes
-        from hemnet.engine.build import build_model
-        from hemnet.settings import read_config
+        from hemnet.training.config_parser import read_config
+        from hemnet.training.setup import build_model
 
         out = tmp_path / "model"
         flags = ("--from", "emanet", "--out", str(out), "--classes", ",".join(CLASSES))

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import hemnet
-from hemnet.commands import costs as command
-from hemnet.costs import PAPER_ROWS, _Alive, count, on_meta, paper_table, peak_bytes
+from hemnet.cli import costs as command
 from hemnet.errors import UserError
+from hemnet.models.costs import PAPER_ROWS, _Alive, count, on_meta, paper_table, peak_bytes
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ class TestCommand:
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("hemnet.costs.paper_table", lambda: table)
+        monkeypatch.setattr("hemnet.models.costs.paper_table", lambda: table)
         run("--paper", "--json", str(tmp_path / "t.json"))
         printed = capsys.readouterr().out
         assert "142.6 ≠" in printed

@@ -8,7 +8,7 @@ import torch
 
 from hemnet.data import FileDataset, dataset_info, list_datasets, open_dataset
 from hemnet.data.catalog import CATALOG, splits_present
-from hemnet.data.classes import COCO_TO_VOC, official_ids, raw_classes
+from hemnet.data.class_lists import COCO_TO_VOC, official_ids, raw_classes
 from hemnet.data.layouts import coco_stuff_map
 from hemnet.errors import UserError
 from tiny_data import folder, ids, image, label

@@ -10,8 +10,8 @@ from PIL import Image
 from hemnet import cli
 from hemnet.data import Augmentation, Scenes, open_dataset, training_batches
 from hemnet.data.check import check
+from hemnet.data.contact_sheet import VOID_COLOUR, colour_labels, contact_sheet
 from hemnet.data.labels import DataError
-from hemnet.data.show import VOID_COLOUR, colour_labels, contact_sheet
 from tiny_data import folder, ids, image, label
 
 
@@ -23,7 +23,7 @@ def root(tmp_path):
 @pytest.fixture
 def hemnet(monkeypatch, capsys):
     """Run the command line: exit code, standard output, standard error."""
-    monkeypatch.setattr(cli, "COMMANDS", {"data": "hemnet.commands.data"})
+    monkeypatch.setattr(cli, "COMMANDS", {"data": "hemnet.cli.data"})
 
     def run(*arguments):
         with pytest.raises(SystemExit) as exit_info:

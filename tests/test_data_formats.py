@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from hemnet import cli
-from hemnet.commands.data import FORMATS
+from hemnet.cli.data import FORMATS
 from hemnet.data import open_dataset
-from hemnet.data.convert import convert_format
-from hemnet.data.formats import READERS
+from hemnet.data.annotation_formats import READERS
+from hemnet.data.annotation_shapes import Shape, draw, from_runs
+from hemnet.data.import_annotations import convert_format
 from hemnet.data.labels import DataError
-from hemnet.data.shapes import Shape, draw, from_runs
 from hemnet.errors import UserError
 from tiny_data import image
 

@@ -8,10 +8,10 @@ from hemnet import cli
 from hemnet.data import open_dataset
 from hemnet.data.catalog import splits_present
 from hemnet.data.check import check
-from hemnet.data.hf import find_columns
+from hemnet.data.huggingface import find_columns
 from hemnet.data.labels import DataError
 from hemnet.errors import UserError
-from hemnet.settings import read_config
+from hemnet.training.config_parser import read_config
 from tiny_data import ids
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from hemnet.data.classes import colour_map
+from hemnet.data.class_lists import colour_map
 from hemnet.data.labels import VOID, Coding, DataError, decode, read_label
 from hemnet.errors import UserError
 

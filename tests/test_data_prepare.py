@@ -8,8 +8,8 @@ from PIL import Image
 
 from hemnet.data import open_dataset
 from hemnet.data import prepare as module
-from hemnet.data.classes import official_ids
-from hemnet.data.coco import prepare_coco
+from hemnet.data.class_lists import official_ids
+from hemnet.data.coco_to_voc import prepare_coco
 from hemnet.data.labels import DataError
 from hemnet.data.prepare import prepare_coco_stuff, prepare_pascal_context, prepare_voc
 from hemnet.errors import UserError

@@ -10,9 +10,9 @@ import torch
 import hemnet
 from hemnet.data import Recall, SegmentationDataset, open_dataset
 from hemnet.data.recall import EXTENT, GLOW, LAMP, LIT, REACH, UNLIT, paint, plan
-from hemnet.engine.evaluate import guessed
-from hemnet.engine.train import train
 from hemnet.errors import UserError
+from hemnet.inference.evaluate import guessed
+from hemnet.training.loop import train
 from kills import tiny_config
 from test_cli import run
 

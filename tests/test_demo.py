@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hemnet.commands.demo import demo_config
-from hemnet.config import check_config
+from hemnet.cli.demo import demo_config
+from hemnet.training.config import check_config
 from test_cli import run
 
 

@@ -18,9 +18,9 @@ import documents
 from documents import PAGES, PROGRAMS, REPLACED, ROOT, blocks, commands, run_pipeline, run_python
 from documents_world import make_world
 from hemnet import cli
-from hemnet.config import LOSSES
-from hemnet.settings import known_keys
 from hemnet.study import grid
+from hemnet.training.config import LOSSES
+from hemnet.training.config_parser import known_keys
 
 GENERATED = {"explore.md", "commands.md"}  # by docs/hooks.py
 # Blocks without a language that are no commands: (page, first line).
@@ -255,7 +255,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["hemnet.em.solver", "hemnet.nn.attention", "hemnet.models", "hemnet.data.catalog"],
+    ["hemnet.em.solver", "hemnet.nn.attention", "hemnet.models.registry", "hemnet.data.catalog"],
 )
 def test_examples_in_docstrings(module: str) -> None:
     found = doctest.testmod(importlib.import_module(module))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import hemnet
 import tiny_data
 from hemnet.data import Scenes, open_dataset
-from hemnet.engine.evaluate import evaluate
-from hemnet.engine.inference import EvaluationOptions
-from hemnet.engine.load import load_model
 from hemnet.errors import UserError
+from hemnet.inference.evaluate import evaluate
+from hemnet.inference.options import EvaluationOptions
+from hemnet.training.load import load_model
 from test_cli import run
 
 SIZE = 48
@@ -120,8 +120,8 @@ import gc, sys, torch, torch.distributed.nn  # the last before a group: it would
 from pathlib import Path
 from torch import distributed
 from hemnet.data import open_dataset
-from hemnet.engine.evaluate import evaluate
-from hemnet.engine.load import load_model
+from hemnet.inference.evaluate import evaluate
+from hemnet.training.load import load_model
 from hemnet.errors import UserError
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 import hemnet
 import tiny_data
-from hemnet import export
 from hemnet.data import Scenes
-from hemnet.engine.exported import ExportedModel
 from hemnet.errors import UserError
-from hemnet.export import BATCHES, SIZES, check_parity, export_model
+from hemnet.export import writers as export
+from hemnet.export.writers import BATCHES, SIZES, check_parity, export_model
+from hemnet.inference.exported_model import ExportedModel
 from hemnet.nn.pooling import _weights
 from test_cli import run
 
@@ -181,7 +181,7 @@ def test_signals_are_safe_after_models_are_dropped(exported: Path) -> None:
     """Each engine of OpenVINO replaces the signal stack, and frees it: see `_openvino_core`."""
     program = f"""
 import signal
-from hemnet.engine.exported import ExportedModel
+from hemnet.inference.exported_model import ExportedModel
 received = []
 signal.signal(signal.SIGUSR1, lambda *_: received.append(True))
 first, second = (ExportedModel({str(exported)!r}) for _ in range(2))
@@ -332,7 +332,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import torch
-from hemnet.export import WRITERS, trace
+from hemnet.export.writers import WRITERS, trace
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # the disk is full after so many bytes
 try:
     WRITERS["torch"](trace(torch.nn.Conv2d(3, 64, 3, padding=1)), {}, Path(sys.argv[1]))

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hemnet
-from hemnet.engine.inference import (
+from hemnet.errors import UserError
+from hemnet.inference.options import (
     EvaluationOptions,
     em_iterations,
     predict_classes,
     predict_probabilities,
     window_starts,
 )
-from hemnet.errors import UserError
 
 
 class Pointwise(nn.Module):

@@ -16,9 +16,9 @@ import tiny_data
 from hemnet.data.transforms import Augmentation, normalise
 from hemnet.em.solver import initial, iterate
 from hemnet.em.sources import Parts
-from hemnet.engine.context import em_unit, fit_global_bases, using_bases
-from hemnet.engine.inference import EvaluationOptions, em_iterations, predict_classes
-from hemnet.engine.windows import window_grid, windowed_classes
+from hemnet.inference.global_bases import em_unit, fit_global_bases, using_bases
+from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.sliding_window import window_grid, windowed_classes
 from test_cli import run
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_windows_leave_no_seams() -> None:
             across = torch.linspace(-2, 2, images.shape[-1]).expand_as(images[:, 0])
             return torch.stack((across, -across), 1)
 
-    from hemnet.engine.inference import predict_probabilities
+    from hemnet.inference.options import predict_probabilities
 
     options = EvaluationOptions(window=64, overlap=0.5)
     found = predict_probabilities(Ramp(), torch.zeros(1, 3, 64, 200), options)[0, 0, 0]

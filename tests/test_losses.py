@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hemnet.config import LOSSES, LossConfig, check_config
+from hemnet.data.class_frequency import Survey, balanced_weights
 from hemnet.data.labels import VOID
-from hemnet.data.survey import Survey, balanced_weights
-from hemnet.engine.loss import PIXELS, SegmentationLoss
-from hemnet.engine.regions import REGIONS, dice, lovasz
 from hemnet.errors import UserError
-from hemnet.settings import read_config
+from hemnet.training.config import LOSSES, LossConfig, check_config
+from hemnet.training.config_parser import read_config
+from hemnet.training.loss import PIXELS, SegmentationLoss
+from hemnet.training.region_losses import REGIONS, dice, lovasz
 
 TERMS = [
     {"dice": 1.0},

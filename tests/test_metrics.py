@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from hemnet.data import VOID
-from hemnet.engine.metrics import Evaluation, ImageScore, class_iou, confusion_matrix, subset_miou
+from hemnet.inference.metrics import (
+    Evaluation,
+    ImageScore,
+    class_iou,
+    confusion_matrix,
+    subset_miou,
+)
 
 NAMES = ("sky", "road", "tree", "car")
 

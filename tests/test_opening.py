@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from hemnet import cli
-from hemnet.config import TrainConfig
 from hemnet.data import open_dataset
 from hemnet.data.check import check
-from hemnet.data.survey import survey
-from hemnet.engine.opening import padded_share, padding_note
-from hemnet.engine.train import train
+from hemnet.data.class_frequency import survey
 from hemnet.errors import UserError
-from hemnet.settings import read_config
+from hemnet.training.config import TrainConfig
+from hemnet.training.config_parser import read_config
+from hemnet.training.loop import train
+from hemnet.training.summary import padded_share, padding_note
 from tiny_data import folder, ids, image, label
 
 
@@ -88,7 +88,7 @@ def test_a_rare_class_is_found_before_a_run_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = binary(tmp_path / "data", foreground=1)
-    monkeypatch.setattr("hemnet.engine.opening.LOOKED_AT", 1)
+    monkeypatch.setattr("hemnet.training.summary.LOOKED_AT", 1)
     label(root / "labels" / "train" / "0.png", ids())  # the one that is looked at first
     assert train(config(root), tmp_path / "run", quiet=True).finished
 

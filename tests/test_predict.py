@@ -19,13 +19,12 @@ from PIL import Image
 
 import hemnet
 import tiny_data
-from hemnet.data.classes import VOC, colour_map
+from hemnet.data.class_lists import VOC, colour_map
 from hemnet.data.labels import DataError, raw_values
-from hemnet.engine import maps
-from hemnet.engine.inputs import find_images, unique_names
 from hemnet.errors import UserError
-from hemnet.images import open_image
-from hemnet.nn.picture import read_picture
+from hemnet.image_io import open_image, read_picture
+from hemnet.inference import prediction_files as maps
+from hemnet.inference.input_files import find_images, unique_names
 from test_cli import run
 
 CLASSES = ("background", "tree", "road")
@@ -267,7 +266,7 @@ def test_an_interruption_leaves_whole_files(
 ) -> None:
     for seed in range(9):
         tiny_data.image(tmp_path / "in" / f"{seed}.png", seed=seed)
-    from hemnet.engine import predict as engine
+    from hemnet.inference import predictor as engine
 
     plain, calls = engine.predict_classes, iter(range(9))
 
@@ -404,7 +403,7 @@ def test_a_name_that_cannot_be_written_is_that_files_error(
             raise OSError(errno.ENAMETOOLONG, "File name too long")
         save(classes, palette, path)
 
-    monkeypatch.setattr("hemnet.engine.predict.save_classes", refuse)
+    monkeypatch.setattr("hemnet.inference.predictor.save_classes", refuse)
     assert predict(model, tmp_path / "in", out=tmp_path / "out") == 1
     assert ["error" in line for line in lines(tmp_path / "out")] == [True, False]
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import distributed
 
-from hemnet.commands.looking import chosen_device
-from hemnet.config import RunConfig
-from hemnet.engine import processes
-from hemnet.engine.devices import computing
+from hemnet.cli.inference_options import chosen_device
 from hemnet.errors import UserError, explain
-from hemnet.settings import differences
+from hemnet.training import distributed as processes
+from hemnet.training.accelerator import computing
+from hemnet.training.config import RunConfig
+from hemnet.training.config_parser import differences
 from kills import tiny_config
 
 LOOPBACK = {"lo": ["127.0.0.1", "127.0.1.1", "::1"]}

@@ -13,11 +13,11 @@ from torch import nn
 
 import hemnet
 import tiny_data
-from hemnet.engine.calibration import calibration_data
-from hemnet.engine.exported import ExportedModel, _openvino_core
 from hemnet.errors import UserError
-from hemnet.export import export_as
-from hemnet.quantise import Calibration, Loss, float_nodes, measure, refuse_above
+from hemnet.export.calibration import calibration_data
+from hemnet.export.quantise import Calibration, Loss, float_nodes, measure, refuse_above
+from hemnet.export.writers import export_as
+from hemnet.inference.exported_model import ExportedModel, _openvino_core
 from test_cli import run
 from test_export import build, logits
 

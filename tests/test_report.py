@@ -10,12 +10,12 @@ import torch
 
 import hemnet
 from hemnet.data import Scenes
-from hemnet.engine.evaluate import evaluate
-from hemnet.engine.load import load_model
 from hemnet.errors import UserError
+from hemnet.inference.evaluate import evaluate
+from hemnet.inspection.em_trace import find_unit, most_distinct, spread_out, trace_unit
 from hemnet.report import write_report
 from hemnet.report.charts import Series, line_chart, smooth, ticks
-from hemnet.study.unit import find_unit, most_distinct, spread_out, trace_unit
+from hemnet.training.load import load_model
 
 SCENES = Scenes("val", size=48, length=8)
 VOID_TAGS = {"meta", "link", "img", "br", "line", "circle", "polyline"}

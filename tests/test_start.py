@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hemnet.nn.start import farthest_points, spread_positions
+from hemnet.nn.initial_bases import farthest_points, spread_positions
 
 
 def clusters(

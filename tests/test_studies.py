@@ -9,18 +9,20 @@ import torch
 
 from hemnet.cli import main
 from hemnet.data import Scenes
-from hemnet.engine.build import build_model
-from hemnet.engine.evaluate import evaluate
-from hemnet.engine.inference import EvaluationOptions
-from hemnet.engine.load import load_model
 from hemnet.errors import UserError
-from hemnet.nn.unit import highway_solver
-from hemnet.settings import dump_config
-from hemnet.study import ablation, attention, compare, flow, paper
+from hemnet.inference.evaluate import evaluate
+from hemnet.inference.options import EvaluationOptions
+from hemnet.inspection import attention
+from hemnet.nn.em_unit import highway_solver
+from hemnet.study import ablation
+from hemnet.study import compare_heads as compare
+from hemnet.study import gradients as flow
+from hemnet.study import paper_results as paper
 from hemnet.study.grid import _run_cell, collect
 from hemnet.study.iterations import evaluate_all, models_of, summarise
+from hemnet.study.markdown import ablation_document, grid_table
 from hemnet.study.recipe import scenes_config
-from hemnet.study.statistics import (
+from hemnet.study.uncertainty import (
     difference,
     interaction,
     pooled,
@@ -28,7 +30,9 @@ from hemnet.study.statistics import (
     slope,
     t_critical,
 )
-from hemnet.study.tables import ablation_document, grid_table
+from hemnet.training.config_parser import dump_config
+from hemnet.training.load import load_model
+from hemnet.training.setup import build_model
 
 
 def tiny(steps: int = 3):

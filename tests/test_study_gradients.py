@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import hemnet
-from hemnet.config import LossConfig
 from hemnet.data import Batch
 from hemnet.em import EMResult, highway_em, r_step
-from hemnet.engine.loss import SegmentationLoss
 from hemnet.errors import UserError
-from hemnet.study.flow import measure
-from hemnet.study.gradients import effective_weights, gradient_flow, model_gradient_flow
+from hemnet.inspection.gradient_flow import effective_weights, gradient_flow, model_gradient_flow
+from hemnet.study.gradients import measure
+from hemnet.training.config import LossConfig
+from hemnet.training.loss import SegmentationLoss
 from recording import RecordingSolver
 
 STEPS = (0.1, 0.5, 1.0, (0.3, 1.0, 0.2, 0.7))

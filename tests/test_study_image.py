@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hemnet.study import image
+from hemnet.study import photograph as image
 
 
 def test_pictures_and_a_bound_that_never_falls(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ import yaml
 import hemnet
 import kills
 from hemnet import cli
-from hemnet.config import TrainConfig
-from hemnet.engine import checkpoint
-from hemnet.engine import train as training
-from hemnet.engine.build import settle
-from hemnet.engine.checkpoint import read_checkpoint, read_progress
-from hemnet.engine.runlog import read_metrics
-from hemnet.engine.train import Run, train
 from hemnet.errors import UserError
 from hemnet.nn.attention import PRESETS
-from hemnet.settings import dump_config, read_config
+from hemnet.training import checkpoints as checkpoint
+from hemnet.training import loop as training
+from hemnet.training.checkpoints import read_checkpoint, read_progress
+from hemnet.training.config import TrainConfig
+from hemnet.training.config_parser import dump_config, read_config
+from hemnet.training.loop import Run, train
+from hemnet.training.run_log import read_metrics
+from hemnet.training.setup import settle
 from kills import assert_same, outcome, tiny_config
 from tiny_data import folder
 

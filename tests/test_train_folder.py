@@ -15,20 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hemnet import cli
-from hemnet.engine import train as training
-from hemnet.engine.checkpoint import read_progress
-from hemnet.engine.folder import locked
-from hemnet.engine.runlog import read_metrics
-from hemnet.engine.train import train
 from hemnet.errors import UserError
-from hemnet.settings import dump_config
+from hemnet.training import loop as training
+from hemnet.training.checkpoints import read_progress
+from hemnet.training.config_parser import dump_config
+from hemnet.training.loop import train
+from hemnet.training.resume import locked
+from hemnet.training.run_log import read_metrics
 from kills import assert_same, outcome, tiny_config
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from hemnet.engine.folder import locked
-from hemnet.engine.runlog import read_metrics
+from hemnet.training.resume import locked
+from hemnet.training.run_log import read_metrics
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -188,7 +188,7 @@ def resumed(
 def progress_with(**values: object) -> dict[str, str]:
     from dataclasses import asdict
 
-    from hemnet.engine.checkpoint import Progress
+    from hemnet.training.checkpoints import Progress
 
     content = asdict(Progress(step=1)) | values
     return {"format": "1", "progress": json.dumps(content)}

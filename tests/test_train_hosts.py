@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import hosts
-from hemnet.engine import processes
-from hemnet.engine.checkpoint import read_checkpoint
-from hemnet.engine.train import train
-from hemnet.settings import dump_config
+from hemnet.training import distributed as processes
+from hemnet.training.checkpoints import read_checkpoint
+from hemnet.training.config_parser import dump_config
+from hemnet.training.loop import train
 from kills import assert_same, outcome, tiny_config
 from test_train_distributed import FLAGS
 
@@ -88,7 +88,7 @@ class Launch:
         assert "hemnet: another process of this run has ended or cannot be reached" in text
         kept = f"The checkpoint of step {step} in {self.out} is intact: go on from it with --resume"
         assert kept in text, text
-        assert "hemnet/engine" not in text, f"a traceback of ours:\n{text}"
+        assert "hemnet/training" not in text, f"a traceback of ours:\n{text}"
 
 
 @pytest.mark.two_hosts

@@ -9,18 +9,18 @@ from torch import nn
 from torch.nn import functional as F
 
 import hemnet
-from hemnet.config import LossConfig, OptimConfig
 from hemnet.data import VOID
-from hemnet.engine.build import (
+from hemnet.errors import UserError
+from hemnet.training.config import LossConfig, OptimConfig
+from hemnet.training.loss import SegmentationLoss
+from hemnet.training.optim import make_optimizer, parameter_groups, rate_at, set_rate
+from hemnet.training.setup import (
     freeze_norm,
     freeze_stages,
     set_norm_momentum,
     start_from,
     synchronise_norms,
 )
-from hemnet.engine.loss import SegmentationLoss
-from hemnet.engine.optim import make_optimizer, parameter_groups, rate_at, set_rate
-from hemnet.errors import UserError
 
 
 def small(backbone: str = "test_resnet", **options: object) -> hemnet.Segmenter:

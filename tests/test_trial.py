@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from hemnet import cli
-from hemnet.config import OptimConfig, TrainConfig
-from hemnet.engine import train as training
-from hemnet.engine.checkpoint import read_progress
-from hemnet.engine.memory import need, passes
-from hemnet.engine.optim import rate_at
-from hemnet.engine.runlog import read_metrics
-from hemnet.engine.train import train
-from hemnet.engine.trial import find_rate, propose
 from hemnet.errors import UserError
-from hemnet.presets import PRESETS, preset_flags
-from hemnet.settings import given_settings, read_config
+from hemnet.training import loop as training
+from hemnet.training.checkpoints import read_progress
+from hemnet.training.config import OptimConfig, TrainConfig
+from hemnet.training.config_parser import given_settings, read_config
+from hemnet.training.loop import train
+from hemnet.training.memory import need, passes
+from hemnet.training.optim import rate_at
+from hemnet.training.presets import PRESETS, preset_flags
+from hemnet.training.run_log import read_metrics
+from hemnet.training.trial import find_rate, propose
 from kills import tiny_config
 
 
@@ -29,7 +29,7 @@ def command(*arguments: str) -> int:
 
 
 def flags(config: TrainConfig, tmp_path: Path) -> list[str]:
-    from hemnet.settings import dump_config
+    from hemnet.training.config_parser import dump_config
 
     (tmp_path / "c.yaml").write_text(dump_config(config))
     return ["--config", str(tmp_path / "c.yaml")]

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hemnet.errors import UserError
-from hemnet.models import create_model
+from hemnet.models.registry import create_model
 from hemnet.nn.backbone import Backbone
-from hemnet.nn.weights import load_weights
+from hemnet.nn.backbone_weights import load_weights
 
 
 class TestImageNetWeights:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from hemnet.version import __version__
 
 if TYPE_CHECKING:
-    from hemnet.box import list_pretrained
     from hemnet.em import (
         Bernoulli,
         DiagonalGaussian,
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
         r_step,
         trace,
     )
-    from hemnet.hub import from_pretrained
-    from hemnet.models import create_model, list_models
+    from hemnet.models.bundled import list_pretrained
+    from hemnet.models.pretrained import from_pretrained
+    from hemnet.models.registry import create_model, list_models
+    from hemnet.models.segmenter import Segmenter
     from hemnet.nn.attention import EMAttention, HighwayEMAttention
     from hemnet.nn.health import BasesWarning, Health
-    from hemnet.nn.segmenter import Segmenter
 
 __all__ = [
     "BasesWarning",
@@ -68,15 +68,15 @@ _LAZY = {
     "HighwayEMAttention": "hemnet.nn.attention",
     "Iteration": "hemnet.em",
     "Mixture": "hemnet.em",
-    "Segmenter": "hemnet.nn.segmenter",
+    "Segmenter": "hemnet.models.segmenter",
     "VonMisesFisher": "hemnet.em",
-    "create_model": "hemnet.models",
+    "create_model": "hemnet.models.registry",
     "e_step": "hemnet.em",
     "elbo": "hemnet.em",
-    "from_pretrained": "hemnet.hub",
+    "from_pretrained": "hemnet.models.pretrained",
     "highway_em": "hemnet.em",
-    "list_models": "hemnet.models",
-    "list_pretrained": "hemnet.box",
+    "list_models": "hemnet.models.registry",
+    "list_pretrained": "hemnet.models.bundled",
     "log_likelihood": "hemnet.em",
     "n_step": "hemnet.em",
     "r_step": "hemnet.em",

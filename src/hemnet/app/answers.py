@@ -14,8 +14,8 @@ from hemnet.app.explore import Explorer, Seen, Solution, distinct, step_text
 from hemnet.app.limits import Limits, read_upload, safe_stem, shown_name, shrink
 from hemnet.app.samples import Sample, samples
 from hemnet.app.sessions import Session, Sessions
-from hemnet.engine.maps import save_classes
 from hemnet.errors import UserError
+from hemnet.inference.prediction_files import save_classes
 
 SHOWN, MOST_SHOWN = 6, 12  # bases at first, and at most
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from hemnet.app.explore import Explorer, Seen, Solution, explained, step_text
 from hemnet.app.samples import Sample
 from hemnet.data.labels import Colour
-from hemnet.engine.exported import ExportedModel
+from hemnet.inference.exported_model import ExportedModel
 from hemnet.nn.health import GLOBAL_MEAN, variance_rebuilt
 from hemnet.report.charts import Series, line_chart
-from hemnet.report.pictures import data_address, heat_map
+from hemnet.report.images import data_address, heat_map
 
 BARS = 6  # bases of a pixel that have a bar of their own, at most
 SMALLEST = 0.01  # responsibility that is worth one

@@ -22,18 +22,25 @@ from torch import Tensor
 import hemnet
 from hemnet.data.transforms import normalise
 from hemnet.em.solver import initial
-from hemnet.engine.evaluate import normalisation
-from hemnet.engine.exported import ExportedModel
-from hemnet.engine.inference import EvaluationOptions, predict_classes
-from hemnet.engine.maps import full_palette, see_through
-from hemnet.engine.predict import class_names
-from hemnet.engine.windows import Classes, smallest_type
 from hemnet.errors import UserError
+from hemnet.inference.evaluate import normalisation
+from hemnet.inference.exported_model import ExportedModel
+from hemnet.inference.options import EvaluationOptions, predict_classes
+from hemnet.inference.prediction_files import full_palette, see_through
+from hemnet.inference.predictor import class_names
+from hemnet.inference.sliding_window import Classes, smallest_type
+from hemnet.inspection.attention import Colours
+from hemnet.inspection.em_trace import (
+    Watched,
+    find_unit,
+    has_bound,
+    iterate,
+    most_distinct,
+    watching,
+)
+from hemnet.models.segmenter import Segmenter
+from hemnet.nn.em_unit import Plan
 from hemnet.nn.geometry import Placement
-from hemnet.nn.segmenter import Segmenter
-from hemnet.nn.unit import Plan
-from hemnet.study.attention import Colours
-from hemnet.study.unit import Watched, find_unit, has_bound, iterate, most_distinct, watching
 
 MOST_ITERATIONS = 16  # that can be asked for, unless the model itself runs more
 

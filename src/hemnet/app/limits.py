@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from hemnet.errors import UserError
-from hemnet.nn.picture import open_picture, rgb
+from hemnet.image_io import open_picture, rgb
 
 MEGA = 1_000_000
 

@@ -12,8 +12,8 @@ from matplotlib.cbook import get_sample_data
 from PIL import Image
 
 from hemnet.data.scenes import SCENES, Scenes
-from hemnet.engine.load import RUN_CONFIG, run_dataset
 from hemnet.errors import UserError
+from hemnet.training.load import RUN_CONFIG, run_dataset
 
 log = logging.getLogger("hemnet")
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hemnet.data import classes as known
-from hemnet.data import folders, hf, layouts
+from hemnet.data import class_lists as known
+from hemnet.data import folders, layouts
+from hemnet.data import huggingface as hf
 from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
+from hemnet.data.label_matching import no_layout
 from hemnet.data.labels import Coding
 from hemnet.data.layouts import Layout, Pair
-from hemnet.data.matching import no_layout
 from hemnet.data.recall import RECALL, Recall
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError

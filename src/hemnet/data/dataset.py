@@ -22,7 +22,7 @@ from hemnet.data.labels import (
     unreadable,
 )
 from hemnet.data.layouts import Pair
-from hemnet.images import open_image
+from hemnet.image_io import open_image
 
 
 @dataclass(frozen=True)

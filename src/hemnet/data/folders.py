@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from hemnet.data.classes import parse_classes
+from hemnet.data.class_lists import parse_classes
+from hemnet.data.label_matching import Pattern, match, no_layout, no_match
 from hemnet.data.labels import MAX_CLASSES, VOID, Colour
 from hemnet.data.layouts import (
     IMAGE_EXTENSIONS,
@@ -15,7 +16,6 @@ from hemnet.data.layouts import (
     files_under,
     read_lines,
 )
-from hemnet.data.matching import Pattern, match, no_layout, no_match
 from hemnet.errors import UserError
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "JPEGImages")

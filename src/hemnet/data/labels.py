@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hemnet.errors import UserError
-from hemnet.images import open_image
+from hemnet.image_io import open_image
 
 VOID = 255
 MAX_CLASSES = 255  # ids 0 … 254; 255 is void

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from hemnet.data.classes import CITYSCAPES, official_ids, raw_classes
+from hemnet.data.class_lists import CITYSCAPES, official_ids, raw_classes
 from hemnet.data.labels import VOID
 from hemnet.errors import UserError
 

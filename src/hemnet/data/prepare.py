@@ -18,11 +18,11 @@ from PIL import Image
 
 from hemnet.data import download as archives
 from hemnet.data import folders as own
-from hemnet.data.classes import colour_map, official_ids, raw_classes
+from hemnet.data.class_lists import colour_map, official_ids, raw_classes
 from hemnet.data.folders import find_classes, folder_splits
+from hemnet.data.label_matching import no_layout
 from hemnet.data.labels import VOID, DataError, raw_values
 from hemnet.data.layouts import enter
-from hemnet.data.matching import no_layout
 from hemnet.errors import UserError
 from hemnet.progress import track
 
@@ -249,7 +249,7 @@ def _no_download(name: str, fetch: bool) -> None:
 
 
 def preparations() -> dict[str, Callable[[Path, Path | None, bool], str]]:
-    from hemnet.data.coco import prepare_coco
+    from hemnet.data.coco_to_voc import prepare_coco
 
     return {
         "voc": prepare_voc,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hemnet.data.dataset import Info, SegmentationDataset
-from hemnet.data.paint import Array, Canvas
+from hemnet.data.scene_renderer import Array, Canvas
 from hemnet.data.scenes import LENGTHS, border_spots
 from hemnet.errors import UserError
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hemnet.data.dataset import Info, SegmentationDataset
-from hemnet.data.paint import Canvas
+from hemnet.data.scene_renderer import Canvas
 from hemnet.errors import UserError
 
 GROUNDS = ("meadow", "sand", "water", "rock")

@@ -21,9 +21,9 @@ from hemnet.em.checks import StepSize, check_iterations, check_steps
 from hemnet.em.mixtures import KERNELS, make_mixture, mixture_from
 from hemnet.em.numeric import upcast
 from hemnet.em.sources import Linear
+from hemnet.nn.em_unit import EMUnit, Plan, check_count
 from hemnet.nn.health import covariance_product
 from hemnet.nn.running_average import RunningAverage
-from hemnet.nn.unit import EMUnit, Plan, check_count
 
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
 PRESETS: dict[str, dict[str, Any]] = {  # what an option is where its caller does not choose

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from hemnet.data.dataset import Part, SegmentationDataset
 from hemnet.data.transforms import normalise
-from hemnet.engine.evaluate import evaluate, guessed, normalisation
-from hemnet.engine.load import load_model, run_dataset
-from hemnet.engine.metrics import Evaluation, ImageScore
-from hemnet.engine.pictures import Example, examples
-from hemnet.engine.runlog import is_metrics
 from hemnet.errors import UserError
 from hemnet.files import read_object, replacing
-from hemnet.nn.segmenter import Segmenter
-from hemnet.study.unit import UnitTrace, spread_out, trace_unit
+from hemnet.inference.evaluate import evaluate, guessed, normalisation
+from hemnet.inference.metrics import Evaluation, ImageScore
+from hemnet.inspection.em_trace import UnitTrace, spread_out, trace_unit
+from hemnet.inspection.examples import Example, examples
+from hemnet.models.segmenter import Segmenter
+from hemnet.training.load import load_model, run_dataset
+from hemnet.training.run_log import is_metrics
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
 SHOWN, LOOKED_AT = 6, 24  # examples shown; images they are chosen from without an evaluation

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from hemnet.data.contact_sheet import VOID_COLOUR
 from hemnet.data.labels import VOID
-from hemnet.data.show import VOID_COLOUR
+from hemnet.inspection.em_trace import find_unit, most_distinct
 from hemnet.nn.attention import HighwayEMAttention
 from hemnet.report.charts import Series, line_chart, smooth
+from hemnet.report.images import example_panels, heat_map, photograph
 from hemnet.report.page import Run
-from hemnet.report.pictures import example_panels, heat_map, photograph
-from hemnet.study.unit import find_unit, most_distinct
 from hemnet.version import __version__
 
 MAPS = 6  # bases whose maps are drawn

@@ -1,1 +1,1 @@
-"""Looking inside: pictures and measurements of what the method does."""
+"""The paper's tables and figures, and how they are measured."""

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from hemnet.config import TrainConfig
-from hemnet.models import head_options
-from hemnet.study import paper
+from hemnet.models.registry import head_options
+from hemnet.study import paper_results as paper
 from hemnet.study.grid import Cell
 from hemnet.study.recipe import for_head
-from hemnet.study.statistics import (
+from hemnet.study.uncertainty import (
     Noise,
     difference,
     interaction,
@@ -21,6 +20,7 @@ from hemnet.study.statistics import (
     pooled_within_seeds,
     slope,
 )
+from hemnet.training.config import TrainConfig
 
 EMANET = "emanet"
 TITLES = {EMANET: "EMANet"}

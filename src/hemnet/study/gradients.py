@@ -1,179 +1,214 @@
-"""Gradient flow through unrolled highway EM: what reaches x through each iteration, by which path.
-
-x enters iteration t twice: in the logits of the E-step and in the weighted sum of the N-step.
-Each of these 2·T places gets a leaf of its own that holds a copy of x, so that one backward pass
-tells them apart, exactly.
-"""
+"""Figure 3 of the paper: the bound and the gradients to x, by iteration, for several step sizes."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hemnet.em import EMResult, Mixture, elbo
-from hemnet.em.checks import Steps, StepSize, check_iterations, check_steps
-from hemnet.em.mixtures import make_mixture
-from hemnet.em.solver import initial, iterate
-from hemnet.em.sources import Linear, apply_linear
-from hemnet.em.statistics import Statistics, softmax_of
-from hemnet.nn.unit import Plan
-from hemnet.study.unit import find_unit
+from hemnet.data import Batch, SegmentationDataset
+from hemnet.data.loading import training_batches
+from hemnet.errors import UserError
+from hemnet.inference.evaluate import evaluate
+from hemnet.inspection.em_trace import find_unit
+from hemnet.inspection.gradient_flow import effective_weights, model_gradient_flow
+from hemnet.models.segmenter import Segmenter
+from hemnet.nn.attention import HighwayEMAttention
+from hemnet.study.feature_cache import shared_store
+from hemnet.study.grid import Cell, Datasets
+from hemnet.study.recipe import for_head
+from hemnet.training.config import TrainConfig
+from hemnet.training.loss import SegmentationLoss
+from hemnet.training.memory import passes_of
+from hemnet.training.optim import make_optimizer, rate_at, set_rate, trained
+from hemnet.training.setup import augmentation_of, build_model, evaluation_options
+from hemnet.training.summary import resolved_loss
 
-Loss = Callable[[EMResult], Tensor]
-
-
-@dataclass(frozen=True)
-class GradientFlow:
-    """Gradients of a loss, by iteration t = 1 … T (first index t−1)."""
-
-    n_step: Tensor  # T,B,N,C to x through the weighted sum of iteration t
-    e_step: Tensor  # T,B,N,C to x through the logits of iteration t
-    bases: Tensor  # T,B,K,C at μ⁽ᵗ⁾, all that follows it included
-    responsibilities: Tensor  # T,B,N,K, not a gradient: γ⁽ᵗ⁾
-    elbo: Tensor  # T,B after the N-step
-    step_sizes: Tensor  # T
-    weights: Tensor | None = None  # B,N: how much a position counts
-
-    @property
-    def total(self) -> Tensor:
-        """B,N,C: what autograd finds for x."""
-        return (self.n_step + self.e_step).sum(0)
-
-    def n_step_closed_form(self) -> Tensor:
-        """T,B,N,C: Σ_k η_t · w_n γ_nk⁽ᵗ⁾/N_k⁽ᵗ⁾ · ∂loss/∂μ_k⁽ᵗ⁾, which `n_step` must equal."""
-        gamma = self.responsibilities
-        if self.weights is not None:
-            gamma = gamma * self.weights[..., None]
-        weight = gamma / gamma.sum(2, keepdim=True) * self.step_sizes.view(-1, 1, 1, 1)
-        return weight @ self.bases
+SAMPLE_SEED = 20_210_202  # of the fixed samples: not one that training is likely to use
 
 
-def effective_weights(step_sizes: Tensor) -> Tensor:
-    """T: η_t · Π_{s>t} (1−η_s), the share of ∂loss/∂μ⁽ᵀ⁾ that highways carry to iteration t.
+def gradient_cells(
+    base: TrainConfig,
+    iterations: int,
+    step_sizes: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    every: int,
+    samples: int,
+) -> list[Cell]:
+    """One training run for each step size and seed, measured every so many steps."""
+    cells = []
+    for seed in seeds:
+        for eta in step_sizes:
+            config = copy.deepcopy(base)
+            for_head(config, "hemnet")
+            config.model.options |= {"iterations": iterations, "step_size": eta}
+            config.run.seed = seed
+            place = {
+                "step_size": eta, "iterations": iterations, "seed": seed, "every": every,
+                "samples": samples,
+            }  # fmt: skip
+            name = f"T{iterations}_eta{eta:g}_every{every}_seed{seed}"
+            cells.append(Cell(name, config, place, measured_training))
+    return cells
 
-    η(1−η)^(T−t) for one η.
+
+def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
+    """Train as `hemnet train` does, in memory, and measure before the first step and on."""
+    config, (train_set, val_set) = cell.config, data
+    optim, device = config.optim, device_of(config)
+    model = build_model(config, train_set.info).to(device)
+    model.to(memory_format=layout_of(config))
+    store = shared_store()
+    store.expect(config)
+    store.attach(model)
+    loss = SegmentationLoss(resolved_loss(config.loss, train_set), train_set.num_classes).to(device)
+    optimizer = make_optimizer(model, optim)
+    fixed = fixed_samples(config, train_set, model, cell.place["samples"])
+    batches = iter(
+        training_batches(
+            train_set,
+            augmentation_of(config, model),
+            batch_size=optim.batch_size // passes_of(optim),
+            seed=config.run.seed,
+            device=device,
+        )
+    )
+    measured: list[dict[str, Any]] = []
+    for step in range(optim.steps + 1):
+        if step % cell.place["every"] == 0 or step == optim.steps:
+            measured.append({"step": step, **measure(model, loss, fixed)})
+        if step == optim.steps:
+            break
+        set_rate(optimizer, rate_at(step, optim))
+        torch.manual_seed(config.run.seed * optim.steps + step)  # dropout
+        parts = [next(batches) for _ in range(passes_of(optim))]
+        total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
+        for part in parts:
+            images = part.images.contiguous(memory_format=layout_of(config))
+            (loss.of(model, images, part.masks, part.valid) / total).backward()
+        if optim.clip is not None:
+            torch.nn.utils.clip_grad_norm_(trained(model), optim.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {"measurements": measured, **_validation(model, config, val_set)}
+
+
+def device_of(config: TrainConfig) -> torch.device:
+    wanted = config.run.device in ("auto", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if wanted else "cpu")
+
+
+def layout_of(config: TrainConfig) -> torch.memory_format:
+    return torch.channels_last if config.run.channels_last else torch.contiguous_format
+
+
+def _validation(
+    model: Segmenter, config: TrainConfig, dataset: SegmentationDataset | None
+) -> dict[str, float]:
+    if dataset is None:
+        return {}
+    found = evaluate(model, dataset, evaluation_options(config), progress=None)
+    return {"miou": found.miou}
+
+
+def fixed_samples(
+    config: TrainConfig, dataset: SegmentationDataset, model: Segmenter, samples: int
+) -> list[Batch]:
+    """The same randomly chosen training samples for every model, in batches nearly as in training.
+
+    100 samples at a batch size of 16 are seven batches of 14 or 15.
     """
-    later = (1 - step_sizes).flip(0).cumprod(0).flip(0)  # Π_{s≥t}
-    return step_sizes * torch.cat((later[1:], torch.ones_like(later[:1])))
+    size = min(config.optim.batch_size // passes_of(config.optim), samples)
+    device = next(model.parameters()).device
+    batches = iter(
+        training_batches(
+            dataset,
+            augmentation_of(config, model),
+            batch_size=size,
+            seed=SAMPLE_SEED,
+            device=device,
+        )
+    )
+    count = math.ceil(samples / size)
+    drawn = [next(batches) for _ in range(count)]
+    images = torch.cat([batch.images for batch in drawn])[:samples]
+    masks = torch.cat([batch.masks for batch in drawn])[:samples]
+    ids = iter([name for batch in drawn for name in batch.ids])
+    return [
+        Batch(some, labels, [next(ids) for _ in labels])
+        for some, labels in zip(images.tensor_split(count), masks.tensor_split(count), strict=True)
+    ]
 
 
-class LeafCopies:
-    """x: B,N,C with a leaf of its own for each place where it enters an iteration.
+def mean_loss(loss: SegmentationLoss, batch: Batch, model: nn.Module) -> torch.Tensor:
+    total = loss.of(model, batch.images, batch.masks, batch.valid)
+    return total / max(float(loss.total(batch.masks)), 1.0)
 
-    x is in the logits of the E-step and in the weighted sums of the N-step. One backward pass then
-    tells apart what reaches it on each of the 2·T paths, exactly.
+
+def measure(model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]) -> dict[str, Any]:
+    """Mean absolute gradients and the bound by iteration, averaged over the fixed samples.
+
+    In the mode the model is in: batch norms in training mode see the batch, as in training.
     """
-
-    def __init__(self, x: Tensor, weights: Tensor | None = None) -> None:
-        self.x, self.weights = x, weights
-        self.e_leaves: list[Tensor] = []
-        self.n_leaves: list[Tensor] = []
-
-    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
-        for leaves in (self.e_leaves, self.n_leaves):
-            leaves.append(self.x.detach().clone().requires_grad_())
-        gamma = softmax_of(self.e_leaves[-1], weight, bias)
-        counted = gamma if self.weights is None else gamma * self.weights.unsqueeze(-1).to(gamma)
-        return Statistics(counted.sum(dim=1), counted.mT @ self.n_leaves[-1], gamma)
-
-
-class Unrolled:
-    """T iterations on leaf copies of x: B,N,C; `gradients(loss)` of a loss on `result`."""
-
-    def __init__(
-        self,
-        x: Tensor,
-        bases: Tensor,
-        steps: Steps,
-        mixture: Mixture,
-        weights: Tensor | None = None,
-    ) -> None:
-        self.leaves = LeafCopies(mixture.statistics(x), weights)
-        self.bases: list[Tensor] = []  # μ⁽¹⁾ … μ⁽ᵀ⁾
-        self.responsibilities: list[Tensor] = []
-        bounds: list[Tensor] = []
-        start = initial(bases, x, mixture, x.shape[-1])
-        for _, found, moved in iterate(self.leaves, start, steps, mixture, keep=True):
-            assert found.responsibilities is not None
-            self.bases.append(moved)
-            self.responsibilities.append(found.responsibilities)
-            with torch.no_grad():
-                gamma = found.responsibilities
-                bounds.append(elbo(x, moved, gamma, weights=weights, mixture=mixture))
-        self.result = EMResult(self.bases[-1], self.responsibilities[-1])
-        self.elbo = torch.stack(bounds)
-        self.weights = weights
-        self.step_sizes = torch.as_tensor(steps, dtype=x.dtype, device=x.device).detach()
-
-    def gradients(self, loss: Tensor) -> GradientFlow:
-        wanted = [*self.leaves.n_leaves, *self.leaves.e_leaves, *self.bases]
-        found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-        n, e, mu = (torch.stack(part) for part in _thirds(found))
-        gamma = torch.stack([g.detach() for g in self.responsibilities])
-        return GradientFlow(n, e, mu, gamma, self.elbo, self.step_sizes, self.weights)
+    sums: dict[str, torch.Tensor] = {}
+    unit = find_unit(model)
+    assert unit is not None
+    if not unit.norm.weight.any():
+        raise UserError(
+            "no gradient reaches the unit's iterations: it adds nothing to its input yet. Measure "
+            "a trained model, or one that starts otherwise, with --model.options.gain 0.3"
+        )
+    samples = sum(len(batch.masks) for batch in fixed)
+    for batch in fixed:
+        share = len(batch.masks) / samples
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SAMPLE_SEED)  # the same dropout every time
+            flow = model_gradient_flow(model, partial(mean_loss, loss, batch))
+        positions = flow.n_step.shape[2]
+        found = {
+            "elbo": flow.elbo.mean(1) / positions,
+            "n_step": flow.n_step.abs().mean((1, 2, 3)),
+            "e_step": flow.e_step.abs().mean((1, 2, 3)),
+            "bases": flow.bases.abs().mean((1, 2, 3)),
+            "total": flow.total.abs().mean(),
+            "n_step_total": flow.n_step.sum(0).abs().mean(),
+            "e_step_total": flow.e_step.sum(0).abs().mean(),
+        }
+        for key, value in found.items():
+            sums[key] = sums.get(key, torch.zeros_like(value)) + value * share
+        weights = effective_weights(flow.step_sizes)
+    with torch.no_grad():
+        health = unit.health() if unit._kept is not None else None
+    return {
+        **{key: value.tolist() for key, value in sums.items()},
+        "weights": weights.tolist(),
+        "ratio": None if health is None else health.ratio,
+    }
 
 
-def _thirds(items: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    length = len(items) // 3
-    return (items[i * length : (i + 1) * length] for i in range(3))
-
-
-def gradient_flow(
-    x: Tensor,
-    bases: Tensor,
-    loss: Loss,
-    iterations: int = 3,
-    step_size: StepSize = 0.5,
-    variance: float | Tensor | None = None,
-    kernel: str = "dot",
-) -> GradientFlow:
-    """Highway EM's gradient flow for a loss on its result. x: B,N,C, bases: K,C or B,K,C."""
-    check_iterations(iterations)
-    steps = check_steps(step_size, iterations)
-    unrolled = Unrolled(x, bases, steps, make_mixture(None, variance, kernel, x.shape[-1]))
-    return unrolled.gradients(loss(unrolled.result))
-
-
-class LeafSolver:
-    """A unit's solver that runs on leaf copies and keeps what it did.
-
-    The unit's output is what it always is; no gradient goes past the leaves to what is before it.
-    """
-
-    def __init__(self) -> None:
-        self.kept: list[Unrolled] = []
-
-    def __call__(
-        self,
-        x: Tensor,
-        bases: Tensor,
-        plan: Plan,
-        *,
-        weights: Tensor | None = None,
-        linear: Linear | None = None,
-        group: object = None,
-    ) -> EMResult:
-        features = apply_linear(x, linear)
-        self.kept.append(Unrolled(features, bases, plan.steps, plan.mixture, weights))
-        result = self.kept[-1].result
-        if plan.backward == "none":  # its results are constants
-            return EMResult(*(t.detach() for t in result))
-        return result
-
-
-def model_gradient_flow(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> GradientFlow:
-    """The gradient flow in a model's EM unit; `loss` is called with a copy of the model.
-
-    The model itself is left as it is: its batch norms, bases, mode and gradients.
-    """
-    twin = copy.deepcopy(model)
-    unit = find_unit(twin)
-    if unit is None:
-        raise ValueError(f"{type(model).__name__} has no EM unit whose gradients could be read")
-    unit.solver = solver = LeafSolver()
-    value = loss(twin)
-    return solver.kept[-1].gradients(value)
+def measure_model(
+    model: Segmenter,
+    config: TrainConfig,
+    dataset: SegmentationDataset,
+    iterations: int,
+    step_sizes: Sequence[float],
+    samples: int,
+) -> dict[float, dict[str, Any]]:
+    """A trained model as it is, its step size replaced by each of these."""
+    model.train()
+    loss = SegmentationLoss(resolved_loss(config.loss, dataset), dataset.num_classes)
+    fixed = fixed_samples(config, dataset, model, samples)
+    unit = find_unit(model)
+    found = {}
+    for eta in step_sizes:
+        assert isinstance(unit, HighwayEMAttention)
+        unit.iterations, unit.step_size = iterations, eta
+        found[eta] = measure(model, loss, fixed)
+    return found

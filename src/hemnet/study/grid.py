@@ -19,14 +19,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from hemnet.config import TrainConfig
 from hemnet.data.dataset import Info, SegmentationDataset
-from hemnet.engine.checkpoint import write_atomically
-from hemnet.engine.stop import StopSignals
 from hemnet.errors import UserError
 from hemnet.files import read_object
 from hemnet.progress import progress_bar
-from hemnet.study.features import shared_store
+from hemnet.study.feature_cache import shared_store
+from hemnet.training.checkpoints import write_atomically
+from hemnet.training.config import TrainConfig
+from hemnet.training.signals import StopSignals
 
 RESULT = "result.json"
 Datasets = tuple[SegmentationDataset, SegmentationDataset | None]
@@ -223,8 +223,8 @@ def _work(pipe: Connection, number: int) -> None:
 
 def _run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
     """Run one cell to its end; None, or what went wrong."""
-    from hemnet.engine.build import open_datasets
-    from hemnet.study.memory import Remembered
+    from hemnet.study.dataset_cache import Remembered
+    from hemnet.training.setup import open_datasets
 
     run, start = out / "runs" / cell.name, time.process_time()
     if finished(out, cell.name):  # by another process that shares the folder
@@ -248,7 +248,7 @@ def _run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
 
 
 def _train_cell(cell: Cell, run: Path, data: Datasets) -> dict[str, Any] | None:
-    from hemnet.engine.train import train
+    from hemnet.training.loop import train
 
     store = shared_store()
     store.expect(cell.config)
@@ -258,7 +258,7 @@ def _train_cell(cell: Cell, run: Path, data: Datasets) -> dict[str, Any] | None:
 
 def _summary(run: Path, info: Info) -> dict[str, Any]:
     """The last validation of a run."""
-    from hemnet.engine.runlog import METRICS, read_metrics
+    from hemnet.training.run_log import METRICS, read_metrics
 
     last = [line for line in read_metrics(run / METRICS) if line["kind"] == "validation"][-1]
     context = [last["iou"][info.classes[k]] for k in info.context_classes]

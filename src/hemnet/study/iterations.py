@@ -9,17 +9,17 @@ from statistics import fmean
 from typing import Any
 
 from hemnet.data.dataset import SegmentationDataset
-from hemnet.engine.evaluate import evaluate
-from hemnet.engine.inference import EvaluationOptions
-from hemnet.engine.load import load_model
-from hemnet.engine.metrics import subset_miou
 from hemnet.errors import UserError
 from hemnet.files import read_object, write_json
+from hemnet.inference.evaluate import evaluate
+from hemnet.inference.metrics import subset_miou
+from hemnet.inference.options import EvaluationOptions
+from hemnet.inspection.em_trace import find_unit
 from hemnet.nn.attention import EMAttention
-from hemnet.study import paper
+from hemnet.study import paper_results as paper
 from hemnet.study.grid import read_result
-from hemnet.study.statistics import mean_sd, pooled
-from hemnet.study.unit import find_unit
+from hemnet.study.uncertainty import mean_sd, pooled
+from hemnet.training.load import load_model
 
 EVALUATIONS = "evaluations.json"
 

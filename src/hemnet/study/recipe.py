@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hemnet.config import (
+from hemnet.data.scenes import SCENES
+from hemnet.errors import UserError
+from hemnet.training.config import (
     DataConfig,
     LossConfig,
     NetworkConfig,
@@ -19,9 +21,7 @@ from hemnet.config import (
     TrainConfig,
     ValidationConfig,
 )
-from hemnet.data.scenes import SCENES
-from hemnet.errors import UserError
-from hemnet.settings import dump_config, read_config
+from hemnet.training.config_parser import dump_config, read_config
 
 STEPS, BATCH, SIZE = 400, 16, 64
 
@@ -94,7 +94,7 @@ def _given(flags: Sequence[str], key: str) -> str | None:
 
 def for_head(config: TrainConfig, name: str) -> None:
     """Change the network to another head, keeping the options that it shares."""
-    from hemnet.models import head_options
+    from hemnet.models.registry import head_options
 
     known, width = head_options(name)
     network = config.model

@@ -1,0 +1,213 @@
+"""Evaluate a model: mIoU, IoU per class and pixel accuracy, from one confusion matrix.
+
+MODEL is a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, the
+name of a model that comes with hemnet (camvid), or a hub id. A run folder remembers its data set,
+so that `hemnet evaluate RUN` is enough.
+
+examples:
+  hemnet evaluate runs/camvid
+  hemnet evaluate runs/voc --data.name voc --data.root VOCdevkit --split val
+  hemnet evaluate runs/voc --scales 0.5 0.75 1 1.25 1.5 1.75 --flip --json voc.json
+  hemnet evaluate user/model --data.name cityscapes --data.root data --window 768 --overlap 0.5
+  hemnet evaluate runs/voc --iterations 6 --out pictures
+  hemnet evaluate runs/voc --report                            a page to look at, in runs/voc
+  torchrun --nproc-per-node 4 -m hemnet evaluate runs/voc      each GPU a part of the images
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hemnet.cli.inference_options import add_looking, chosen_device, looking_options
+from hemnet.errors import UserError
+from hemnet.files import check_output, write_json
+
+if TYPE_CHECKING:
+    from hemnet.data.dataset import SegmentationDataset
+    from hemnet.inference.exported_model import ExportedModel
+    from hemnet.inference.metrics import Evaluation
+    from hemnet.inference.options import EvaluationOptions
+    from hemnet.models.segmenter import Segmenter
+
+HELP = "mIoU and per-class IoU of a model on a data set"
+SHOWN = 6  # best and worst images that are drawn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="run or model, see above")
+    data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
+    data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
+    data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")
+    data.add_argument("--split", help="which part (default: the run's validation part, or val)")
+    data.add_argument(
+        "--data.partial", dest="partial", action="store_true", help="use what is there of a list"
+    )
+    data.add_argument(
+        "--data.classes", dest="classes", help="for folder and list: a file, names, or a number"
+    )
+    data.add_argument(
+        "--data.label_map", dest="label_map", help="re-number label values, such as 0:255,1:0"
+    )
+    data.add_argument(
+        "--data.labels", dest="labels", help="for folder: label files' names: {stem}_mask.png"
+    )
+    data.add_argument(
+        "--data.columns", dest="columns", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
+    )
+    data.add_argument("--data.size", dest="size", type=int, help="side of generated images")
+    data.add_argument("--data.length", dest="length", type=int, help="number of generated images")
+    data.add_argument("--data.groups", dest="groups", type=int, help="groups in an image of recall")
+    add_looking(parser)
+    result = parser.add_argument_group("results")
+    result.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    result.add_argument(
+        "--out", type=Path, metavar="DIR", help="write confusion.png, best.png and worst.png"
+    )
+    result.add_argument(
+        "--report", action="store_true", help="write report.html into the run folder MODEL"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    options = looking_options(args)
+    check_output(args.json)
+    from hemnet.inference.evaluate import evaluate, guessed
+    from hemnet.training.load import RUN_MODEL, open_model
+
+    model = open_model(args.model, args.trust)
+    if args.report and not (Path(args.model) / RUN_MODEL).is_dir():
+        raise UserError(f"--report is for run folders, and {args.model} is none.")
+    dataset = _dataset(args, model)
+    if args.out is not None:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {args.out}: {error.strerror}") from None
+    device, first = chosen_device(args.device)
+    model.to(device)
+    result = evaluate(model, dataset, options, progress=f"evaluating {dataset.info.name}")
+    if not first:
+        return
+    baseline = guessed(dataset)
+    _print(result, dataset, baseline)
+    if args.json is not None:
+        write_json(args.json, _content(args, dataset, options, result, baseline))
+        print(f"wrote {args.json}")
+    if args.out is not None:
+        _draw(model, dataset, options, result, args.out)
+    if args.report:
+        from hemnet.report import write_report
+
+        print(f"wrote {write_report(args.model, dataset, result, device=device)}")
+
+
+def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
+    """What the flags say; what they leave open, a run folder knows."""
+    from hemnet.data.catalog import GENERATED, open_dataset
+    from hemnet.data.folders import parse_label_map
+    from hemnet.training.config import DataConfig
+    from hemnet.training.load import run_config
+
+    config = run_config(args.model)
+    name = args.name or (config.data.name if config is not None else None)
+    if name is None:
+        raise UserError(
+            f"{args.model} does not say what it was trained on: give --data.name and --data.root."
+        )
+    known = DataConfig(name)
+    if config is not None and config.data.name == name:
+        known = config.data
+    label_map = parse_label_map(args.label_map) if args.label_map else known.label_map
+    try:
+        dataset = open_dataset(
+            name,
+            args.root or known.root,
+            args.split or known.val_split or "val",
+            partial=args.partial or known.partial,
+            classes=args.classes or known.classes,
+            label_map=label_map,
+            labels=args.labels or known.labels,
+            columns=args.columns or known.columns,
+            size=args.size or (known.size if name in GENERATED else None),
+            length=args.length or known.val_length,
+            groups=args.groups,
+        )
+    except UserError as error:  # the reader speaks of its own flags
+        text = str(error).replace("--root", "--data.root").replace("--partial", "--data.partial")
+        raise UserError(text) from None
+    names = model.config.classes
+    if names is not None and names != tuple(dataset.info.classes):
+        pairs = zip(names, dataset.info.classes, strict=False)
+        mine, other = next((p for p in pairs if p[0] != p[1]), (len(names), dataset.num_classes))
+        raise UserError(
+            f"the model's classes are not those of {name}: {mine!r} is {other!r} there. "
+            "Evaluate it on the data set it was trained for."
+        )
+    return dataset
+
+
+def _print(result: Evaluation, dataset: SegmentationDataset, baseline: Evaluation | None) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    labelled = result.confusion.sum(1)
+    table = Table("class", box=None, pad_edge=False)
+    table.add_column("IoU", justify="right")
+    table.add_column("share of pixels", justify="right")
+    for (name, value), count in zip(result.iou.items(), labelled.tolist(), strict=True):
+        share = f"{count / int(labelled.sum()):.2%}"
+        table.add_row(escape(name), "–" if value is None else f"{value:.2f}", share)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"[bold]mIoU {result.miou:.2f}[/]   pixel accuracy {result.pixel_accuracy:.2f}   "
+        f"{len(result.images)} images of {escape(f'{dataset.info.name} {dataset.split}')}",
+        soft_wrap=True,
+    )
+    if baseline is not None:
+        console.print(
+            f"mIoU {baseline.miou:.2f}   pixel accuracy {baseline.pixel_accuracy:.2f}   from "
+            f"{dataset.info.baseline}",
+            soft_wrap=True,
+        )
+
+
+def _content(
+    args: argparse.Namespace,
+    dataset: SegmentationDataset,
+    options: EvaluationOptions,
+    result: Evaluation,
+    baseline: Evaluation | None,
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    content = result.to_json()
+    if baseline is not None:
+        figures = {"miou": baseline.miou, "pixel_accuracy": baseline.pixel_accuracy}
+        content["baseline"] = {"of": dataset.info.baseline, **figures}
+    return content | {
+        "model": args.model,
+        "data": {"name": dataset.info.name, "split": dataset.split, "images": len(result.images)},
+        "options": asdict(options),
+    }
+
+
+def _draw(
+    model: Segmenter | ExportedModel,
+    dataset: SegmentationDataset,
+    options: EvaluationOptions,
+    result: Evaluation,
+    out: Path,
+) -> None:
+    from hemnet.inspection.examples import draw_confusion, draw_examples, examples
+
+    draw_confusion(result.confusion, result.classes, out / "confusion.png")
+    ranked = result.ranked()
+    for name, chosen in (("worst", ranked[:SHOWN]), ("best", ranked[::-1][:SHOWN])):
+        found = examples(model, dataset, [image.id for image in chosen], options)
+        captions = [f"{image.id}   mIoU {image.miou:.1f}" for image in chosen]
+        draw_examples(found, captions, dataset.info, out / f"{name}.png")
+    print(f"wrote {out / 'confusion.png'}, {out / 'best.png'} and {out / 'worst.png'}")

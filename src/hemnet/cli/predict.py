@@ -1,0 +1,226 @@
+"""Predict images: a class map, an overlay and a line of JSON for each.
+
+INPUT is any number of image files, folders (with all below), patterns in quotes, and - for a list
+of files on standard input. JPEG, PNG, WebP, TIFF and more; 16 bits, grey, CMYK, palettes, alpha
+and rotation marks are taken care of; of a file with several pictures the first is used. MODEL is
+a run folder, a folder that save_pretrained wrote, a file that `hemnet export` wrote, the name of a
+model that comes with hemnet (camvid: streets, 11 classes), or a hub id.
+
+In DIR: classes/NAME.png (palette PNG of the image's size, ids as in the model), overlays/NAME.jpg
+and predictions.jsonl with size, time and the classes' shares. Inputs of the same name keep what
+tells them apart.
+
+A file that cannot be read is reported and left out, and everything else is written. The exit code
+is 0 if every image was predicted, 1 if one was not or the disk is full, 2 after a mistake in the
+command.
+
+examples:
+  hemnet predict camvid street.jpg --out found
+  hemnet predict runs/mine photo.jpg --out found
+  hemnet predict runs/camvid photos 'more/**/*.tif' --out found --scales 0.75 1 1.25 --flip
+  find . -name '*.jpg' | hemnet predict user/model - --out found --no-overlays
+  hemnet predict runs/fields mosaic.tif --out found --global-bases       12,000×12,000 and more
+  sed 's|.*|VOC2012/JPEGImages/&.jpg|' VOC2012/ImageSets/Segmentation/test.txt |
+      hemnet predict runs/voc - --out found --voc-server comp6           makes found/results.tgz
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hemnet.cli.inference_options import add_looking, chosen_device, looking_options
+from hemnet.errors import UserError
+
+if TYPE_CHECKING:
+    from hemnet.inference.exported_model import ExportedModel
+    from hemnet.inference.input_files import Source
+    from hemnet.inference.predictor import Prediction, PredictOptions, Predictor, Writer
+    from hemnet.models.segmenter import Segmenter
+
+HELP = "class maps and overlays for images, folders, lists"
+VOC_TEST = 1456  # images of its test set
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="run or model, see above")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="files, folders, patterns, or -")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where results go")
+    parser.add_argument("--no-overlays", action="store_true", help="only class maps and JSON")
+    parser.add_argument(
+        "--voc-server",
+        choices=("comp5", "comp6"),
+        help="also write DIR/results.tgz, the archive that PASCAL VOC's evaluation server takes "
+        "(results/VOC2012/Segmentation/comp6_test_cls/ID.png). comp5: trained on VOC's own "
+        "images only; comp6: on others too",
+    )
+    add_looking(parser)
+    large = parser.add_argument_group(
+        "large images", "are read and predicted in overlapping windows, which are blended"
+    )
+    large.add_argument(
+        "--whole",
+        type=float,
+        default=4.0,
+        metavar="MP",
+        help="images of up to so many megapixels are seen at once (%(default)g); inf: all",
+    )
+    large.add_argument(
+        "--global-bases",
+        action="store_true",
+        help="fit the EM bases to the whole image first, so that all windows share one context; "
+        "takes twice the time, and 4 bytes a channel and position on disk",
+    )
+    large.add_argument(
+        "--max-pixels",
+        type=float,
+        default=150.0,
+        metavar="MP",
+        help="refuse files of more megapixels, which may be made to fill the memory (%(default)g)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    options = _options(args)
+    from hemnet.inference.global_bases import em_unit
+    from hemnet.inference.input_files import find_images
+    from hemnet.inference.prediction_files import full_palette, save_voc_archive
+    from hemnet.inference.predictor import CLASSES, LINES, Predictor, Writer, class_names
+    from hemnet.training.load import open_model
+
+    listed = _standard_input() if "-" in args.inputs else ()
+    sources = find_images([i for i in args.inputs if i != "-"], listed, leave_out=args.out)
+    model = open_model(args.model, args.trust)
+    if options.global_bases:
+        em_unit(model)  # says so where there is none
+    if args.voc_server:
+        _check_voc(model, sources)
+    device, alone = chosen_device(args.device)
+    if not alone:
+        raise UserError("`hemnet predict` is one process: start it without torchrun.")
+    predictor = Predictor(model.to(device), options, device)
+    palette = full_palette(model.config.palette)
+    writer = Writer(args.out, class_names(model), palette, overlays=not args.no_overlays)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        failed = _predict(predictor, writer, sources)
+        if args.voc_server and not failed:
+            maps = {s.path.stem: args.out / CLASSES / f"{s.name}.png" for s in sources}
+            save_voc_archive(maps, args.voc_server, args.out / "results.tgz")
+    except OSError as error:  # of writing: what cannot be read has become its file's error
+        print(f"hemnet: cannot write to {args.out}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    print(f"{len(sources) - failed} of {len(sources)} images predicted: {args.out / LINES}")
+    if args.voc_server and not failed:
+        print(f"wrote {args.out / 'results.tgz'}")
+        if len(sources) != VOC_TEST:
+            print(f"note: the server expects {VOC_TEST} images, the archive has {len(sources)}")
+    if failed:
+        archive = ", and there is no archive for the VOC server" if args.voc_server else ""
+        print(f"hemnet: {failed} images could not be predicted{archive}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _standard_input() -> TextIO:
+    if isinstance(sys.stdin, io.TextIOWrapper):  # names of files need not be text
+        sys.stdin.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
+    return sys.stdin
+
+
+def _options(args: argparse.Namespace) -> PredictOptions:
+    from hemnet.inference.predictor import PredictOptions
+
+    for name in ("whole", "max_pixels"):
+        if not getattr(args, name) >= 0:
+            raise UserError(f"--{name.replace('_', '-')}: expected megapixels, 0 or more.")
+    try:
+        return PredictOptions(
+            look=looking_options(args),
+            whole=args.whole * 1e6,
+            global_bases=args.global_bases,
+            max_pixels=args.max_pixels * 1e6,
+            upright=not args.voc_server,  # its labels know of no rotation
+            scratch=args.out,
+        )
+    except ValueError as error:
+        raise UserError(f"--{str(error).replace('_', '-', 1)}") from None
+
+
+def _check_voc(model: Segmenter | ExportedModel, sources: Sequence[Source]) -> None:
+    from hemnet.data.class_lists import VOC
+
+    names = model.config.classes
+    if model.config.num_classes != len(VOC) or (names is not None and names != VOC):
+        raise UserError("--voc-server: the classes of this model are not PASCAL VOC's.")
+    ids = [source.path.stem for source in sources]
+    twice = next((name for name in ids if ids.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"--voc-server: two images are called {twice}.")
+
+
+def _predict(predictor: Predictor, writer: Writer, sources: Sequence[Source]) -> int:
+    """Writes everything and says how many images failed. A line of JSON each, in input order."""
+    from hemnet.inference.predictor import LINES
+    from hemnet.progress import progress_bar
+
+    failed = 0
+    part = writer.out / f".{LINES}.part"
+    with progress_bar() as bar, part.open("w", encoding="utf-8") as file:
+        task = bar.add_task("predicting", total=len(sources))
+        windows = bar.add_task("windows", total=None, visible=False)
+
+        def step(done: int, total: int) -> None:
+            bar.update(windows, completed=done, total=total, visible=done < total)
+
+        lines: dict[Path, str] = {}
+        order = iter(sources)
+        following = next(order, None)
+        try:
+            for line in _written(writer, predictor.predict_files(sources, step)):
+                if "error" in line:
+                    failed += 1
+                    bar.console.print(line["error"], markup=False, highlight=False, soft_wrap=True)
+                lines[Path(line["file"])] = _json(line)
+                while following is not None and following.path in lines:
+                    file.write(lines.pop(following.path) + "\n")
+                    following = next(order, None)
+                bar.advance(task)
+        finally:  # after an interruption too: whole lines of images that are complete
+            file.writelines(text + "\n" for text in lines.values())
+            file.flush()
+            os.replace(part, writer.out / LINES)
+    return failed
+
+
+def _json(line: dict[str, Any]) -> str:
+    text = json.dumps(line, ensure_ascii=False)
+    # The name of a file that is not UTF-8 comes back only from \udc.. escapes.
+    return text if _is_utf8(text) else json.dumps(line)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _written(writer: Writer, items: Iterable[Prediction]) -> Iterator[dict[str, Any]]:
+    """The lines of predictions whose files are written by threads, a few at a time."""
+    futures: deque[Future[dict[str, Any]]] = deque()
+    with ThreadPoolExecutor(2) as pool:
+        for item in items:
+            futures.append(pool.submit(writer.write, item))
+            if len(futures) > 4:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()

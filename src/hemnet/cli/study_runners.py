@@ -1,0 +1,170 @@
+"""What each `hemnet study` does: train or load, measure, write JSON, Markdown and pictures."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hemnet.cli.study import (
+    finish,
+    model_and_data,
+    recipe_of,
+    train_cells,
+)
+from hemnet.errors import UserError
+from hemnet.files import write_json
+from hemnet.study.grid import collect
+
+
+def ablation(args: argparse.Namespace) -> None:
+    from hemnet.study import ablation_figure as picture
+    from hemnet.study import markdown as tables
+    from hemnet.study.ablation import ablation_cells, paper_summary, summarise
+
+    config = recipe_of(args)
+    cells = ablation_cells(config, args.iterations, args.step_sizes, args.seeds, args.baselines)
+    outcome = None if args.summary else train_cells(args, cells, shard=args.shard)
+    results = collect(cells, [args.out, *args.merge])
+    summary, printed = summarise(cells, results), paper_summary()
+    if not summary["runs_done"]:
+        raise UserError(f"none of the {len(cells)} runs in {args.out} is done")
+    context = None
+    if any(result.get("context_miou") is not None for result in results.values()):
+        context = summarise(cells, results, "context_miou")
+    content = {"miou": summary, "context_miou": context, "paper": printed}
+    write_json(args.out / "ablation.json", content | {"runs": list(results.values())})
+    text = tables.ablation_document(summary, context, tables.grid_table(printed))
+    (args.out / "ablation.md").write_text(text, encoding="utf-8")
+    title = f"{config.data.name}, {config.model.backbone}"
+    picture.draw_heat(summary, printed, f"ours: {title}", args.out / "ablation")
+    picture.draw_lines(summary, "validation mIoU (%)", args.out / "ablation_lines")
+    if context is not None:
+        picture.draw_lines(context, "mIoU of context classes (%)", args.out / "ablation_context")
+    finish(args.out, text, outcome)
+
+
+def iterations(args: argparse.Namespace) -> None:
+    from hemnet.study import markdown as tables
+    from hemnet.study.iterations import evaluate_all, models_of, paper_summary, summarise
+    from hemnet.study.iterations_figure import draw_iterations
+
+    models = models_of(args.models)
+    _, config, dataset = model_and_data(models[0].path, args.settings)
+    rows = evaluate_all(models, dataset, args.iterations, args.out, config.validation.batch_size)
+    summary, printed = summarise(rows), paper_summary()
+    content: dict[str, Any] = {"miou": summary, "paper": printed, "rows": rows}
+    if dataset.info.context_classes:
+        content["context_miou"] = summarise(rows, "context_miou")
+    write_json(args.out / "iterations.json", content)
+    text = tables.iterations_document(summary, printed)
+    (args.out / "iterations.md").write_text(text, encoding="utf-8")
+    title = f"ours: {config.data.name}, {config.model.backbone}"
+    draw_iterations(summary, printed, title, args.out / "iterations")
+    finish(args.out, text)
+
+
+def gradients(args: argparse.Namespace) -> None:
+    from hemnet.study import markdown as tables
+    from hemnet.study.gradients import gradient_cells, measure_model
+    from hemnet.study.gradients_figure import draw_flow
+
+    if args.samples < 1 or (args.every is not None and args.every < 1):
+        raise UserError("--samples and --every: expected at least 1")
+    if args.model is not None:
+        model, config, dataset = model_and_data(args.model, args.settings)
+        found = measure_model(
+            model, config, dataset, args.iterations, args.step_sizes, args.samples
+        )
+        write_json(args.out / "gradients.json", {"model": str(args.model), "measured": found})
+        draw_flow(found, args.out / "gradients")
+        text = tables.gradients_document(found, f"in {args.model}")
+        (args.out / "gradients.md").write_text(text, encoding="utf-8")
+        return finish(args.out, text)
+
+    config = recipe_of(args)
+    every = args.every or max(1, config.optim.steps // 10)
+    cells = gradient_cells(
+        config, args.iterations, args.step_sizes, args.seeds, every=every, samples=args.samples
+    )
+    outcome = train_cells(args, cells)
+    results = {n: r for n, r in collect(cells, [args.out]).items() if r["status"] == "done"}
+    if not results:
+        raise UserError(f"none of the {len(cells)} runs in {args.out} is done")
+    first = [r for r in results.values() if r["seed"] == args.seeds[0]]
+    training = {r["step_size"]: r["measurements"] for r in first}
+    start = {eta: measured[0] for eta, measured in training.items()}
+    end = {eta: measured[-1] for eta, measured in training.items()}
+    write_json(args.out / "gradients.json", {"runs": list(results.values())})
+    draw_flow(start, args.out / "gradients", training)
+    draw_flow(end, args.out / "gradients_trained")
+    text = tables.gradients_document(start, "before the first step")
+    text += "\n" + tables.gradients_document(end, f"after {config.optim.steps} steps")
+    (args.out / "gradients.md").write_text(text, encoding="utf-8")
+    return finish(args.out, text, outcome)
+
+
+def attention(args: argparse.Namespace) -> None:
+    import torch
+
+    from hemnet.image_io import read_picture
+    from hemnet.inspection.attention import choose_bases, class_shares, look
+    from hemnet.inspection.em_trace import spread_out
+    from hemnet.study import markdown as tables
+    from hemnet.study.attention_figure import draw_attention, draw_shares
+
+    model, _, dataset = model_and_data(args.model, args.settings)
+    model.eval()
+    mask = None
+    if args.image is not None:
+        image = torch.from_numpy(read_picture(args.image)).permute(2, 0, 1)
+    elif 0 <= args.index < len(dataset):
+        image, mask = dataset.read(args.index)
+    else:
+        raise UserError(f"--index {args.index}: {dataset.info.name} has 0 to {len(dataset) - 1}")
+    seen = look(model, image, args.iterations)
+    bases = choose_bases(seen, args.count, args.bases)
+    shown = [t + 1 for t in spread_out(len(seen.responsibilities), 4)]
+    draw_attention(image, mask, seen, bases, shown, dataset.info, args.out / "attention")
+    shares, weight = class_shares(model, dataset, args.limit)
+    draw_shares(shares, weight, dataset.info, args.out / "attention_classes")
+    rows = [
+        {
+            "basis": k + 1,
+            "share_of_attention": float(weight[k]),
+            "classes": dict(zip(dataset.info.classes, shares[k].tolist(), strict=True)),
+        }
+        for k in range(len(shares))
+    ]
+    content = {"model": str(args.model), "drawn": [k + 1 for k in bases], "bases": rows}
+    write_json(args.out / "attention.json", content)
+    text = tables.attention_document(rows)
+    (args.out / "attention.md").write_text(text, encoding="utf-8")
+    finish(args.out, text)
+
+
+def compare(args: argparse.Namespace) -> None:
+    from hemnet.study import markdown as tables
+    from hemnet.study.compare_figure import draw_compare
+    from hemnet.study.compare_heads import (
+        check_heads,
+        compare_cells,
+        costs_of,
+        speeds_of,
+        summarise,
+    )
+    from hemnet.training.setup import open_split
+
+    heads = check_heads(args.heads)
+    config = recipe_of(args)
+    info = open_split(config.data, config.data.split, config.data.length).info
+    cells = compare_cells(config, heads, args.seeds)
+    outcome = train_cells(args, cells)
+    results = collect(cells, [args.out])
+    summary = summarise(
+        heads, results, costs_of(config, heads, info), speeds_of(config, heads, info)
+    )
+    write_json(args.out / "compare.json", summary)
+    text = tables.compare_document(summary, config.data.crop)
+    (args.out / "compare.md").write_text(text, encoding="utf-8")
+    draw_compare(summary, f"{config.data.name}, {config.model.backbone}", args.out / "compare")
+    finish(args.out, text, outcome)

@@ -1,0 +1,317 @@
+"""Annotations as labelling tools write them, read: LabelMe, COCO JSON, CVAT's mask export.
+
+Each reader gives a `Project`: its images, what is drawn on each, and its class names. `convert`
+writes any of them as our folder layout.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from hemnet.data.annotation_shapes import Drawn, Shape, draw, points
+from hemnet.data.labels import Colour, DataError, unreadable
+from hemnet.data.layouts import IMAGE_EXTENSIONS, files_under, read_ids, read_lines
+from hemnet.errors import UserError
+from hemnet.image_io import RefusedError, open_image
+
+BACKGROUND = ("background", "_background_", "__background__", "bg")
+IGNORED = ("__ignore__", "_ignore_", "ignore", "void", "unlabeled", "unlabelled")
+ORIENTATION = 0x0112  # EXIF's tag
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val"}
+SPLITS |= {"validation": "val", "test": "test", "testing": "test"}
+
+
+@dataclass
+class Item:
+    """An image and what is drawn on it."""
+
+    key: str  # its path, without extension
+    image: Path
+    shapes: list[Shape] = field(default_factory=list)
+    split: str | None = None
+    size: tuple[int, int] | None = None  # height and width that the annotations are for
+    pixels: bytes | None = None  # of the image, where the file beside it is missing
+    painted: Path | None = None  # coloured labels, instead of shapes
+
+    def draw(
+        self, ids: Mapping[str, int], height: int, width: int, colours: Mapping[Colour, str]
+    ) -> Drawn:
+        """Class ids of the image's pixels; `colours` are the names in a painted label file."""
+        if self.painted is None:
+            return draw(self.shapes, ids, height, width)
+        try:
+            with open_image(self.painted) as picture:  # a palette's indices mean nothing here
+                pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+                size = picture.height, picture.width
+        except (RefusedError, OSError, ValueError, SyntaxError) as error:
+            raise unreadable(self.painted, error) from None
+        found, places = np.unique(pixels, axis=0, return_inverse=True)
+        table = np.zeros(len(found), np.uint8)
+        for number, colour in enumerate(found.tolist()):
+            name = colours.get((colour[0], colour[1], colour[2]))
+            if name is None:
+                raise DataError(
+                    f"{self.painted}: the colour {tuple(colour)} is not in labelmap.txt. Export "
+                    "the task again."
+                )
+            table[number] = ids.get(name, 0)
+        return Drawn(table[places.ravel()].reshape(size), 0, 0)
+
+
+@dataclass
+class Project:
+    """What a tool has written: `classes` in their order, without the background."""
+
+    items: list[Item]
+    classes: list[str]
+    colours: dict[Colour, str] = field(default_factory=dict)  # of painted labels
+    notes: list[str] = field(default_factory=list)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error}). Export it again.") from None
+
+
+def images_by_name(root: Path, leave_out: Path | None = None) -> dict[str, list[Path]]:
+    """Images below a folder by the names that annotations may have for them."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for path in files_under(root, IMAGE_EXTENSIONS):
+        if leave_out is None or leave_out not in path.parents:
+            found[path.name].append(path)
+            found[path.stem].append(path)
+    return found
+
+
+def _find(named: str, near: Path, known: Mapping[str, list[Path]]) -> Path | None:
+    """The image that an annotation calls `named`: as a path from `near`, or by its name."""
+    relative = PurePosixPath(named.replace("\\", "/"))  # as Windows writes it
+    if (near / relative).is_file():
+        return near / relative
+    choices = known.get(relative.name) or known.get(relative.stem, [])
+    fitting = [p for p in choices if p.as_posix().endswith(f"/{relative}")] or choices
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def labelme(root: Path, source: Path) -> Project:
+    """A JSON file for each image, with polygons, rectangles, circles and masks."""
+    files = [path for path in files_under(source, (".json",)) if "shapes" in _keys(path)]
+    if not files:
+        raise UserError(
+            f"{source}: no LabelMe annotations (.json files with shapes). Give the folder that "
+            "LabelMe saved into with --source."
+        )
+    known = images_by_name(root)
+    project = Project([], [])
+    odd: dict[str, int] = defaultdict(int)
+    for path in files:
+        content = _json(path)
+        named = str(content.get("imagePath") or path.stem)
+        image = _find(named, path.parent, known) or _find(path.stem, path.parent, known)
+        data = content.get("imageData")
+        if image is None and not data:
+            project.notes.append(f"{path}: left out, its image {named!r} is not there.")
+            continue
+        key = path.relative_to(source).with_suffix("").as_posix()
+        item = Item(key, image or path.with_name(PurePosixPath(named.replace("\\", "/")).name))
+        if image is None:
+            item.pixels = base64.b64decode(data)
+        if content.get("imageHeight") and content.get("imageWidth"):
+            item.size = int(content["imageHeight"]), int(content["imageWidth"])
+        for number, raw in enumerate(content["shapes"]):
+            try:
+                shape = _labelme_shape(raw)
+            except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
+                raise DataError(
+                    f"{path}: shape {number + 1} is damaged ({error!r}). Correct it in LabelMe."
+                ) from None
+            if shape is None:
+                odd[str(raw.get("shape_type"))] += 1
+            else:
+                item.shapes.append(shape)
+        project.items.append(item)
+    for kind, count in odd.items():
+        project.notes.append(f"{count} shapes of the kind {kind!r} have no area and are left out.")
+    project.classes = sorted({s.name for item in project.items for s in item.shapes})
+    return project
+
+
+def _keys(path: Path) -> set[str]:
+    content = _json(path)
+    return set(content) if isinstance(content, dict) else set()
+
+
+def _labelme_shape(raw: dict[str, Any]) -> Shape | None:
+    kind, name = raw.get("shape_type") or "polygon", str(raw["label"])
+    corners = points(raw["points"])
+    if kind == "rectangle" and len(corners) == 2:
+        (x, y), (right, bottom) = corners
+        return Shape(name, [points([x, y, right, y, right, bottom, x, bottom])])
+    if kind in ("polygon", "rectangle", "oriented_rectangle"):
+        return Shape(name, [corners])
+    if kind == "circle":
+        (x, y), edge = corners[0], corners[1]
+        return Shape(name, circle=(float(x), float(y), float(np.hypot(*(edge - corners[0])))))
+    if kind == "mask":
+        with Image.open(io.BytesIO(base64.b64decode(raw["mask"])), formats=("PNG",)) as picture:
+            mask = np.asarray(picture.convert("L")) > 0
+        return Shape(name, patch=(round(corners[0, 0]), round(corners[0, 1]), mask))
+    return None
+
+
+def coco_json(root: Path, source: Path) -> Project:
+    """Files with images, annotations and categories; polygons and run lengths (RLE)."""
+    files = [source] if source.is_file() else files_under(source, (".json",))
+    contents = [(path, _json(path)) for path in files]
+    wanted = {"images", "annotations", "categories"}
+    contents = [(p, c) for p, c in contents if isinstance(c, dict) and wanted <= set(c)]
+    if not contents:
+        raise UserError(
+            f"{source}: no COCO annotations (a .json file with images, annotations and "
+            "categories). Give the file with --source."
+        )
+    known = images_by_name(root)
+    project, boxes = Project([], []), 0
+    for path, content in contents:
+        try:
+            boxes += _coco_file(path, content, known, project, root, split_of(path, contents))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: not COCO annotations ({error!r}). Export it again.") from None
+    if boxes:
+        project.notes.append(f"{boxes} annotations have a box and no outline: they are left out.")
+    return project
+
+
+def split_of(path: Path, files: list[Any]) -> str | None:
+    """`train` from instances_train2017.json or train/_annotations.coco.json; one file has none."""
+    if len(files) == 1:
+        return None
+    words = f"{path.parent.name} {path.stem}".lower().replace("_", " ").replace("-", " ")
+    named = [SPLITS[w] for word in words.split() if (w := word.strip("0123456789.")) in SPLITS]
+    if not named:
+        raise UserError(
+            f"{path}: one of {len(files)} annotation files, and neither it nor its folder is "
+            "called train, val or test. Rename it, or give one file with --source."
+        )
+    return named[-1]
+
+
+def _coco_file(
+    path: Path,
+    content: dict[str, Any],
+    known: Mapping[str, list[Path]],
+    project: Project,
+    root: Path,
+    split: str | None,
+) -> int:
+    used = {a["category_id"] for a in content["annotations"]}
+    above = {c.get("supercategory") for c in content["categories"]}
+    names = {}
+    for category in sorted(content["categories"], key=lambda c: c["id"]):
+        if category["name"] in above and category["id"] not in used:
+            continue  # a heading of the others, as Roboflow writes it
+        names[category["id"]] = str(category["name"])
+    project.classes += [n for n in names.values() if n not in project.classes]
+    shapes, boxes = defaultdict(list), 0
+    for annotation in content["annotations"]:
+        outline, name = annotation.get("segmentation"), names[annotation["category_id"]]
+        if not outline:
+            boxes += 1
+        elif isinstance(outline, dict):
+            shapes[annotation["image_id"]].append(Shape(name, runs=outline["counts"]))
+        else:
+            polygons = [points(polygon) for polygon in outline]
+            shapes[annotation["image_id"]].append(Shape(name, polygons))
+    lost = []
+    for entry in content["images"]:
+        image = _find(entry["file_name"], path.parent, known)
+        if image is None:
+            lost.append(entry["file_name"])
+            continue
+        named = PurePosixPath(entry["file_name"].replace("\\", "/")).with_suffix("")
+        outside = {"..", "/"} & {*named.parts} or ":" in named.parts[0]
+        key = named.name if outside else named.as_posix()
+        size = (int(entry["height"]), int(entry["width"])) if entry.get("height") else None
+        project.items.append(Item(key, image, shapes[entry["id"]], split, size))
+    if lost:
+        project.notes.append(
+            f"{path.name}: {len(lost)} of {len(content['images'])} images are not below {root} "
+            f"(first: {lost[0]}). They are left out."
+        )
+    return boxes
+
+
+def cvat(root: Path, source: Path) -> Project:
+    """CVAT's "Segmentation mask" export: labelmap.txt, SegmentationClass/, ImageSets/."""
+    base = next((p.parent for p in sorted(source.rglob("labelmap.txt"))), None)
+    if base is None or not (base / "SegmentationClass").is_dir():
+        raise UserError(
+            f"{source}: no labelmap.txt with SegmentationClass/ beside it. Export the task from "
+            "CVAT as `Segmentation mask`, unpack it, and give its folder."
+        )
+    names: list[str] = []
+    colours: dict[Colour, str] = {(0, 0, 0): "background"}
+    for number, line in enumerate(read_lines(base / "labelmap.txt"), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, rest = line.partition(":")
+        try:
+            red, green, blue = (int(part) for part in rest.split(":")[0].split(","))
+        except ValueError:
+            raise UserError(
+                f"{base / 'labelmap.txt'}, line {number}: expected name:red,green,blue::, found "
+                f"{line[:80]!r}."
+            ) from None
+        names.append(name)
+        colours[red, green, blue] = name
+    sets = sorted((base / "ImageSets" / "Segmentation").glob("*.txt"))
+    split = {key: p.stem for p in sets for key in read_ids(p)} if len(sets) > 1 else {}
+    known = images_by_name(root)
+    project = Project([], names, colours)
+    masks = base / "SegmentationClass"
+    painted = {masks, base / "SegmentationObject"}
+    for path in files_under(masks, (".png",)):
+        key = path.relative_to(masks).with_suffix("").as_posix()
+        images = [p for p in known.get(path.stem, []) if not painted & {*p.parents}]
+        whole = [p for p in images if p.with_suffix("").as_posix().endswith(f"/{key}")] or images
+        if len(whole) != 1:
+            found = "is not there" if not whole else "could be one of several"
+            project.notes.append(f"{path}: left out, its image {found}.")
+            continue
+        named = SPLITS.get(split.get(key, "").lower(), split.get(key)) if split else None
+        project.items.append(Item(key, whole[0], split=named, painted=path))
+    return project
+
+
+READERS: dict[str, Callable[[Path, Path], Project]] = {
+    "labelme": labelme,
+    "coco-json": coco_json,
+    "cvat": cvat,
+}
+
+
+def upright(item: Item) -> tuple[Image.Image | None, tuple[int, int]]:
+    """The picture turned as its tool has shown it, if its file lies otherwise, and its size."""
+    try:
+        with open_image(item.image if item.pixels is None else item.pixels) as picture:
+            stored = picture.height, picture.width
+            turn = picture.getexif().get(ORIENTATION, 1)
+            as_stored = turn > 4 and item.size == stored and stored[0] != stored[1]
+            if turn not in range(2, 9) or as_stored:
+                return None, stored
+            turned = ImageOps.exif_transpose(picture)
+            return turned, (turned.height, turned.width)
+    except (RefusedError, OSError, ValueError, SyntaxError) as error:
+        raise unreadable(item.image, error) from None

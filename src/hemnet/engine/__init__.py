@@ -1,1 +1,0 @@
-"""What runs a model: evaluation, training and what they share."""

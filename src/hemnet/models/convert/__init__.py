@@ -1,0 +1,6 @@
+"""Published weights of other projects as models of ours: `hemnet convert`."""
+
+from hemnet.models.convert.facts import Facts
+from hemnet.models.convert.networks import SOURCES, Conversion, convert
+
+__all__ = ["SOURCES", "Conversion", "Facts", "convert"]

@@ -1,0 +1,356 @@
+"""What the attention units share: convolutions around EM, and bases that follow the data.
+
+1×1 convolution (→ scale, ours) → T iterations of EM → features rebuilt from K bases → ReLU →
+1×1 convolution, batch norm, + identity → ReLU
+
+The first convolution is not computed where EM can see through it: see `hemnet.em.sources`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from hemnet.em import EMResult, Gaussian, Mixture, r_step
+from hemnet.em.checks import Steps
+from hemnet.em.numeric import upcast
+from hemnet.em.solver import solve
+from hemnet.em.sources import Linear, apply_linear
+from hemnet.nn.health import BasesWarning, Health, read_health
+from hemnet.nn.initial_bases import farthest_points
+from hemnet.nn.residual_gain import ResidualGain, batch_norm
+from hemnet.nn.running_average import RunningAverage
+
+SAMPLE = 512  # positions of an image that stand for all of it where statistics are taken
+KEPT_IMAGES = 4  # images whose sample is kept for `health`
+CHECK_EVERY = 100  # training passes between two looks at the bases' health
+WARM_UP = 20  # passes before the bases are judged at all
+STARTS = ("image", "average")  # what EM starts from: see `HighwayEMAttention`
+
+
+class Plan(NamedTuple):
+    """How a pass fits its bases.
+
+    Attributes:
+        mixture: with the variance of this pass.
+        steps: η of every iteration.
+        backward: a mode of `highway_em`.
+    """
+
+    mixture: Mixture
+    steps: Steps
+    backward: str
+
+
+class Solver(Protocol):
+    """What fits the bases of a unit; replaceable, for looking inside (see `EMUnit.solver`)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        bases: Tensor,
+        plan: Plan,
+        *,
+        weights: Tensor | None,
+        linear: Linear | None,
+        group: ProcessGroup | None,
+    ) -> EMResult: ...
+
+
+def highway_solver(
+    x: Tensor,
+    bases: Tensor,
+    plan: Plan,
+    *,
+    weights: Tensor | None = None,
+    linear: Linear | None = None,
+    group: ProcessGroup | None = None,
+) -> EMResult:
+    """Highway EM, what units use."""
+    mixture, steps, backward = plan
+    return solve(x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group)
+
+
+class EMUnit(nn.Module, ABC):
+    """Everything but the mixture and its steps, which a subclass gives by `plan`.
+
+    Attributes:
+        solver: fits the bases, `highway_solver`; put another in its place to watch or change what
+            the unit does, and this one back.
+    """
+
+    solver: Solver
+    absorbs: bool = True
+    iterations: int
+    eval_iterations: int | None
+
+    def __init__(
+        self,
+        channels: int,
+        bases: int,
+        decay: float,
+        gain: float,
+        gain_rate: float = 1.0,
+        normalise: bool = False,
+        start: str = "average",
+        width: int | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("channels", channels)
+        check_count("bases", bases)
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
+        if start not in STARTS:
+            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {start!r}")
+        if not math.isfinite(gain):
+            raise ValueError(f"gain must be a finite number; got {gain!r}")
+        self.channels, self.initial_gain, self.group = channels, gain, group
+        self.start = start
+        self.conv_in = nn.Conv2d(channels, channels, 1)
+        # No weights of its own: a common shift of the features, which a large first convolution or
+        # its bias can make, would let the longest basis explain every position.
+        self.scale = nn.BatchNorm2d(channels, affine=False) if normalise else nn.Identity()
+        self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.gain = ResidualGain(gain_rate)
+        self.bases = RunningAverage(torch.empty(bases, width or channels), decay)
+        self.solver = highway_solver
+        self._kept: tuple[Tensor, Tensor | None] | None = None  # inputs of EM and their weights
+        self._passes = 0
+        self._warned = False
+
+    def reset_parameters(self) -> None:
+        """Fresh weights and bases; needed by hand only after construction on the meta device."""
+        for conv in (self.conv_in, self.conv_out):
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+            if conv.bias is not None:
+                nn.init.zeros_(conv.bias)
+        for norm in (self.scale, self.norm):
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.reset_parameters()
+        self.gain.reset_parameters()
+        nn.init.constant_(self.norm.weight, self.initial_gain / self.gain.factor)
+        with torch.no_grad():
+            means = torch.randn_like(self.bases.value[:, : self.channels])
+            means = F.normalize(means, dim=-1)
+            self.bases.value.copy_(self.plan().mixture.start(means))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: B,C,H,W → B,C,H,W, or B,N,C → B,N,C.
+
+        `mask`: B,H,W or 1,H,W (B,N or 1,N), True or 1 where a position is part of the image. What
+        is not, such as padding, takes no part in EM; it is rebuilt from the bases like any other
+        position.
+        """
+        if x.ndim == 3 and x.shape[2] == self.channels:
+            rows = self(x.mT.unsqueeze(3), None if mask is None else mask.unsqueeze(2))
+            return rows.squeeze(3).mT
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise ValueError(
+                f"expected an input of shape (batch, {self.channels}, height, width) or "
+                f"(batch, positions, {self.channels}); got {tuple(x.shape)}"
+            )
+        weights = None if mask is None else _position_weights(mask, x)
+        flat, linear = self._input(x)
+        seen = None if torch.compiler.is_exporting() else (_sample(flat), _thinned(weights))
+
+        def fit(bases: Tensor, plan: Plan) -> EMResult:
+            return self.solver(flat, bases, plan, weights=weights, linear=linear, group=self.group)
+
+        if self.training and seen is not None:
+            plan = self._training_plan(*seen, linear)
+            if self.start == "average":
+                result = fit(self.bases.begin(self.parameters()), plan)
+                self.bases.update(result.bases)
+            else:
+                result = fit(self._own_points(flat, weights, linear), plan)
+        else:
+            plan = self.plan()
+            if self.start == "average":
+                result = fit(self.bases.value, plan)
+            else:
+                result = fit(self._own_points(flat, weights, linear), plan)
+        if seen is not None:
+            self._observe(*seen)
+        means = plan.mixture.means(result.bases)
+        rebuilt = _rebuild(result.responsibilities, means, x)
+        return F.relu(self.gain(x, self.conv_out(F.relu(rebuilt)), self.norm, self.group))
+
+    def initial_bases(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """What EM starts from in evaluation on features x: B,N,C: K,P, or B,K,C of each image."""
+        if self.start == "average":
+            return upcast(self.bases.value)
+        return self._own_points(x, weights, None)
+
+    def _own_points(self, x: Tensor, weights: Tensor | None, linear: Linear | None) -> Tensor:
+        return farthest_points(x, len(self.bases.value), weights, linear, self.group)
+
+    def _input(self, x: Tensor) -> tuple[Tensor, Linear | None]:
+        """x: B,C,H,W as EM reads it: B,N,C, and the linear map in front, a view of either layout.
+
+        A batch norm between the convolution and EM needs the convolution's output.
+        """
+        linear = self._linear()
+        if linear is None:
+            return batch_norm(self.scale, self.conv_in(x), self.group).flatten(2).mT, None
+        return x.flatten(2).mT, linear
+
+    def _linear(self) -> Linear | None:
+        """The first convolution where EM can see through it."""
+        if not self.absorbs or not isinstance(self.scale, nn.Identity):
+            return None
+        return self.conv_in.weight.flatten(1), self.conv_in.bias
+
+    def features(self, x: Tensor) -> Tensor:
+        """What EM sees of inputs x: B,C,H,W in evaluation: B,C,H,W in float32 (or float64)."""
+        mode = self.scale.training
+        self.scale.eval()  # looking must not move its averages
+        features = self.scale(self.conv_in(x))
+        self.scale.train(mode)
+        return upcast(features)
+
+    def health(self, x: Tensor | None = None) -> Health:
+        """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
+        if x is None and self._kept is None:
+            raise RuntimeError("no features to read health from: run a forward pass or give x")
+        with torch.no_grad():
+            if x is None:
+                assert self._kept is not None
+                flat, weights = apply_linear(self._kept[0], self._linear()), self._kept[1]
+            else:
+                flat, weights = self.features(x).flatten(2).mT, None
+            plan, start = self.plan(), self.initial_bases(flat, weights)
+            result = highway_solver(flat, start, plan, weights=weights)
+        mixture = plan.mixture
+        # Directions of unit length say nothing of how far features are apart: means of x do.
+        means = mixture.means(result.bases) if isinstance(mixture, Gaussian) else None
+        return read_health(
+            flat,
+            mixture.means(mixture.start(start)),
+            result.responsibilities,
+            mixture.variance,
+            weights,
+            means,
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        if self.training and not mode:
+            self._check_health()
+        return super().train(mode)
+
+    @property
+    def current_iterations(self) -> int:
+        """T of the mode, training or evaluation, that the unit is in."""
+        if self.training or self.eval_iterations is None:
+            return self.iterations
+        return self.eval_iterations
+
+    @abstractmethod
+    def plan(self, iterations: int | None = None) -> Plan:
+        """Of an evaluation pass; with another number of iterations than the mode's, if given."""
+
+    def _training_plan(self, sample: Tensor, weights: Tensor | None, linear: Linear | None) -> Plan:
+        """Of a training pass, which may learn from its sample B,n,C with weights B,n."""
+        return self.plan()
+
+    def _observe(self, sample: Tensor, weights: Tensor | None) -> None:
+        self._kept = sample[:KEPT_IMAGES], None if weights is None else weights[:KEPT_IMAGES]
+        if self.training and not torch.compiler.is_compiling():
+            self._passes += 1
+            if self._passes % CHECK_EVERY == 0:
+                self._check_health()
+
+    def _check_health(self) -> None:
+        if self._warned or self._passes < WARM_UP:
+            return
+        health = self.health()
+        if health.state != "healthy" and health.bases > 1:  # one basis is a global mean by choice
+            self._warned = True
+            advice = _advice(health, follows=isinstance(self.plan().mixture.variance, Tensor))
+            warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # a copy of features is not part of the unit
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        given, own = state_dict.get(f"{prefix}bases.value"), self.bases.value
+        if isinstance(given, Tensor) and given.ndim == 2 and given.shape != own.shape:
+            raise RuntimeError(
+                f"the checkpoint has {given.shape[0]} bases of {given.shape[1]} channels, this "
+                f"unit has {own.shape[0]} bases of {own.shape[1]} channels "
+                f"({prefix}bases.value): build it with bases={given.shape[0]}, "
+                f"channels={given.shape[1]}"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def em_units(model: nn.Module) -> list[EMUnit]:
+    """The EM units of any network, in order."""
+    return [module for module in model.modules() if isinstance(module, EMUnit)]
+
+
+def check_count(name: str, number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1; got {number!r}")
+
+
+def _rebuild(responsibilities: Tensor, means: Tensor, like: Tensor) -> Tensor:
+    """The R-step: B,C,H,W in the memory format of `like`, so that nothing is copied."""
+    if like.is_contiguous(memory_format=torch.channels_last):
+        flat = r_step(responsibilities, means).mT
+    else:
+        flat = r_step(means.mT.to(responsibilities.dtype), responsibilities.mT)
+    return flat.unflatten(2, like.shape[2:])
+
+
+@torch.no_grad()
+def _sample(x: Tensor) -> Tensor:
+    """Evenly spaced positions of x: B,N,C in float32. The same for an image in any batch."""
+    return upcast(x[:, _sampled(x)]).clone()
+
+
+def _sampled(x: Tensor) -> slice:
+    """Which of the positions, x: B,N or B,N,C, a sample has."""
+    stride = max(1, x.shape[1] // SAMPLE)
+    return slice(0, min(SAMPLE * stride, x.shape[1]), stride)
+
+
+def _thinned(weights: Tensor | None) -> Tensor | None:
+    """The weights B,n of the positions of a sample."""
+    return None if weights is None else weights[:, _sampled(weights)].clone()
+
+
+def _position_weights(mask: Tensor, x: Tensor) -> Tensor:
+    """mask: B,H,W or 1,H,W as weights of positions: B,N or 1,N."""
+    if mask.ndim != 3 or mask.shape[0] not in (1, x.shape[0]) or mask.shape[1:] != x.shape[2:]:
+        raise ValueError(
+            f"mask must have the shape (batch, height, width) of the input {tuple(x.shape)}; "
+            f"got {tuple(mask.shape)}"
+        )
+    return mask.flatten(1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def _advice(health: Health, follows: bool) -> str:
+    """What happened and what to do; `follows` where σ² already follows the features."""
+    if health.state == "collapsed":
+        cure = "Check what reaches the unit: it hardly varies within an image"
+        return (
+            f"the bases have collapsed into one ({health}): every position is rebuilt as the same "
+            "vector, and the unit is no more than a global mean. "
+            + (cure if follows else 'Use variance="auto", or a variance below λ')
+        )
+    cure = "If training stalls, use fewer bases or a fixed variance above this σ²"
+    return (
+        f"the responsibilities have saturated ({health}), so that the E-step passes no gradient. "
+        + (cure if follows else 'Use variance="auto", or a larger variance')
+    )

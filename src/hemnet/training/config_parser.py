@@ -1,0 +1,260 @@
+"""Configurations from files and flags, and back: jsonargparse with errors for people."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from hemnet.errors import UserError
+from hemnet.training.config import TrainConfig, check_config, joined
+
+# Settings that do not change what a run computes: a resumed run may have others.
+FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb", "run.timeout")
+_OPEN = ("model.options", "data.label_map", "loss.terms")  # dictionaries, of the user's keys
+
+
+def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> TrainConfig:
+    """A checked configuration: the defaults, changed by a file, changed by flags.
+
+    Args:
+        path: a YAML file.
+        flags: such as `["--optim.rate", "0.01"]`.
+    """
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(TrainConfig)
+    problems = [] if path is None else _check_file(Path(path))
+    checked = _checked_flags(flags, problems)
+    if problems:
+        raise UserError(joined(problems))
+    arguments = list(_plain_values(checked))
+    if path is not None:
+        arguments = ["--config", str(path), *arguments]
+    try:
+        parsed = parser.parse_args(arguments)
+    except OverflowError:  # jsonargparse does not say of which
+        raise UserError("a number of the configuration is too large for a computer's") from None
+    except Exception as error:  # jsonargparse raises many kinds
+        found = dict.fromkeys((_explain(str(error)), *_wrong_values(parser, path, arguments)))
+        raise UserError(joined(list(found))) from None
+    # `instantiate` is the newer name.
+    make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    found = make(parsed)
+    config = TrainConfig(**{f.name: getattr(found, f.name) for f in fields(TrainConfig)})
+    check_config(config)
+    return config
+
+
+def given_settings(path: str | Path | None, flags: Sequence[str]) -> set[str]:
+    """The names of the settings in a file and in flags, whatever is wrong with them."""
+    given = {flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")}
+    given |= {".".join(key.split(".")[:2]) for key in given}
+    if path is not None and Path(path).is_file():
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            given |= {f"{section}.{name}" for section, part in content.items() for name in part}
+        except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError):
+            pass
+    return given
+
+
+def _wrong_values(parser: Any, path: str | Path | None, arguments: Sequence[str]) -> Iterator[str]:
+    """Each value that cannot be read, where jsonargparse stops at the first."""
+    settings = {}
+    if path is not None:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        for section, values in content.items():
+            for name, value in values.items():
+                shown = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+                settings[f"{section}.{name}"] = shown.removesuffix("...\n").strip()
+    rest = list(arguments[2:] if path is not None else arguments)
+    while rest:
+        key, equals, value = rest.pop(0).partition("=")
+        settings[key[2:]] = value if equals else rest.pop(0) if rest else ""
+    for key, value in settings.items():
+        try:
+            parser.parse_args([f"--{key}={value}"])
+        except Exception as error:
+            yield _explain(str(error))
+
+
+def dump_config(config: TrainConfig) -> str:
+    """The complete configuration as YAML."""
+    return yaml.safe_dump(_plain(asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """`key: value → value` for every setting that differs and matters."""
+    old, new = (decisive(config) for config in (one, other))
+    return [
+        f"{key}: {old.get(key)} → {new.get(key)}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+
+
+def decisive(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide what a run computes, by their dotted names."""
+    found = dict(_flat(_plain(asdict(config))))
+    return {key: value for key, value in found.items() if key not in FREE}
+
+
+def help_text() -> str:
+    """All settings with their meaning and default, for `--help`."""
+    lines = ["settings, in the configuration file or as flags (--optim.rate 0.01):"]
+    for section in fields(TrainConfig):
+        kind = get_type_hints(TrainConfig)[section.name]
+        default = kind()
+        lines += ["", f"{section.name}: {kind.__doc__.splitlines()[0]}"]
+        for name, meaning in _meanings(kind):
+            value = _plain(getattr(default, name))
+            shown = yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+            lines.append(f"  --{section.name}.{name:<17} {meaning} ({shown})")
+    return "\n".join(lines)
+
+
+def _meanings(kind: type) -> list[tuple[str, str]]:
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return re.findall(r"^    (\w+): (.+)$", text, re.MULTILINE)
+
+
+def known_keys() -> list[str]:
+    """Every setting by its dotted name."""
+    return [
+        f"{section}.{field.name}"
+        for section, kind in get_type_hints(TrainConfig).items()
+        for field in fields(kind)
+    ]
+
+
+def _check_file(path: Path) -> list[str]:
+    """What is wrong with the names in a file; what cannot be read at all is raised."""
+    if path.exists() and not path.is_file():  # a pipe could be read only once
+        raise UserError(f"{path} is not a configuration file, but a folder, pipe or device")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration file {path}") from None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {_shortened(str(error))}") from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path} is not a configuration: expected sections such as model: and data:"
+        )
+    problems = []
+    sections = get_type_hints(TrainConfig)
+    for key, value in content.items():
+        if key not in sections:
+            problems.append(f"{path}: {_unknown(str(key), list(sections))}")
+        elif not isinstance(value, dict):
+            given = _shortened(repr(value), 80)
+            problems.append(f"{path}: {key} is {given}, expected settings below it")
+        else:
+            problems += [
+                f"{path}: {_unknown(f'{key}.{n}', known_keys())}"
+                for n in value
+                if not _is_known(f"{key}.{n}")
+            ]
+    return problems
+
+
+def _checked_flags(flags: Sequence[str], problems: list[str]) -> list[str]:
+    """The flags; what is wrong with their names is added to `problems`."""
+    expects_value = False
+    for flag in flags:
+        if flag.startswith("--"):
+            key = flag[2:].split("=", 1)[0]
+            if not _is_known(key):
+                problems.append(f"--{_unknown(key, known_keys())}")
+            expects_value = "=" not in flag
+        elif expects_value:
+            expects_value = False
+        else:
+            problems.append(
+                f"{_shortened(repr(flag), 80)} belongs to no flag: settings are given as "
+                "--section.name value"
+            )
+    return list(flags)
+
+
+def _plain_values(flags: Iterable[str]) -> Iterator[str]:
+    """Short forms that `hemnet data` takes, too: a side for a crop, 0:0,255:1 for a label map."""
+    key = ""
+    for flag in flags:
+        name, equals, value = flag.partition("=") if flag.startswith("--") else (key, "", flag)
+        if flag.startswith("--") and not equals:
+            key = flag
+            yield flag
+            continue
+        yield f"{name}={_long_form(name[2:], value)}" if equals else _long_form(name[2:], value)
+
+
+def _long_form(key: str, value: str) -> str:
+    if key == "data.crop" and value.strip().isdecimal():
+        return f"[{value}, {value}]"
+    if key == "data.label_map" and re.fullmatch(r"\s*\d+:(\d+|void)(,\s*\d+:(\d+|void))*", value):
+        return f"{{{value.replace('void', '255').replace(':', ': ')}}}"
+    return value
+
+
+def _is_known(key: str) -> bool:
+    return key in known_keys() or any(key.startswith(f"{name}.") for name in _OPEN)
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    if key.rpartition(".")[2] in ("num_classes", "classes", "nclasses", "n_classes"):
+        return (
+            f"{key}: there is no such setting; the classes come from the data: its classes.txt, or "
+            "data.classes (names, a file of names, or their number)"
+        )
+    last = {name.rpartition(".")[2]: name for name in known}
+    close = difflib.get_close_matches(key, known, n=1) or [
+        last[name] for name in difflib.get_close_matches(key.rpartition(".")[2], last, n=1)
+    ]
+    hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    return f"{_shortened(key, 80)}: there is no such setting; {hint}"
+
+
+def _explain(message: str) -> str:
+    """jsonargparse's report of a wrong value in one line."""
+    key = re.search(r'key "([\w.]+)"', message)
+    value = re.search(r"(?:Got value|Given value): (.*)", message)
+    if key is None or key[1] not in known_keys():
+        return _shortened(message.replace("\n", " "))
+    section, _, name = key[1].partition(".")
+    kind = get_type_hints(TrainConfig)[section]
+    expected = kind.__annotations__[name]
+    given = f" is {_shortened(value[1], 80)}" if value else ""
+    meaning = dict(_meanings(kind)).get(name, "")
+    return f"{key[1]}{given}: expected {expected} ({meaning})"
+
+
+def _shortened(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, which YAML has."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    assert not is_dataclass(value)
+    return value

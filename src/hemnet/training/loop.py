@@ -1,0 +1,486 @@
+"""The training loop.
+
+Whatever happens in step s is a function of the configuration, the state before it and s: the
+images, their augmentation, the dropout and the rate. So a checkpoint needs no more than weights,
+optimizer and a few numbers, and a run that was killed ends as one that never was.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import distributed
+
+from hemnet.data import Batch, SegmentationDataset
+from hemnet.errors import UserError
+from hemnet.inference.evaluate import evaluate, guessed
+from hemnet.inference.metrics import Evaluation
+from hemnet.models.segmenter import Segmenter
+from hemnet.nn.em_unit import em_units
+from hemnet.training import setup as build
+from hemnet.training.accelerator import computing, summed
+from hemnet.training.checkpoints import Keeper, Progress
+from hemnet.training.config import TrainConfig, check_config
+from hemnet.training.config_parser import decisive
+from hemnet.training.display import Display, Meter
+from hemnet.training.distributed import check_alike
+from hemnet.training.loss import SegmentationLoss
+from hemnet.training.memory import passes, passes_of
+from hemnet.training.optim import FALLS, make_optimizer, rate_at, set_rate, trained
+from hemnet.training.resume import (
+    check_folder,
+    clear_errors,
+    locked,
+    resumed_choices,
+    write_config,
+)
+from hemnet.training.run_log import RunLog, check_wandb, write_environment
+from hemnet.training.signals import Stopped, StopSignals
+from hemnet.training.summary import look, opening, padding_note, resolved_loss
+from hemnet.training.weight_average import AveragedWeights
+
+log = logging.getLogger("hemnet")
+
+REFRESH = 20  # seconds after which the page of a run that trains is read again
+Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    out: Path
+    step: int
+    finished: bool
+    stopped_by: int | None  # number of the signal
+    miou: float | None  # of the last validation
+    best_miou: float | None
+    best_step: int
+    main: bool  # of several processes, the one that speaks
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    resume: bool = False,
+    *,
+    allow_changes: bool = False,
+    quiet: bool = False,
+    data: Datasets | None = None,
+    prepare: Callable[[Segmenter], object] | None = None,
+) -> TrainResult:
+    """Train a model in the run folder `out`; with `resume` go on where the folder's run was.
+
+    A folder that holds a run is not overwritten, and a run is resumed with its own configuration
+    only, unless `allow_changes`. `data` are the configuration's data sets where the caller has
+    them open already; `prepare` is called with the model before the first step.
+    """
+    check_config(config)
+    check_wandb(config)
+    asked, config = config.optim.warmup, build.settle(config)
+    if config.optim.warmup != asked:
+        log.warning(
+            "optim.warmup %d does not fit into %d steps: the rate rises over the first %d", asked,
+            config.optim.steps, config.optim.warmup,
+        )  # fmt: skip
+    out = Path(out)
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        accelerator = stack.enter_context(computing(config.run))
+        if accelerator.is_main_process:  # which alone writes
+            stack.enter_context(locked(out))
+        stack.enter_context(clear_errors(out))
+        if resume:
+            config = resumed_choices(config, out)
+        if accelerator.is_main_process:
+            check_folder(config, out, resume, allow_changes)
+        run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
+        if prepare is not None:
+            prepare(run.model)
+        try:
+            return run.go()
+        finally:
+            run.close()
+
+
+class Run:
+    """A run and all it holds; `progress` is what a checkpoint remembers beside the tensors."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        accelerator: Accelerator,
+        signals: StopSignals,
+        *,
+        quiet: bool,
+        data: Datasets | None = None,
+    ) -> None:
+        self.config, self.out, self.signals = config, out, signals
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.main, self.world = accelerator.is_main_process, accelerator.num_processes
+        if config.optim.accumulate != "auto":
+            build.share_of_batch(config, self.world)  # refused early if there is none
+
+        self.dataset, self.val = data or build.open_datasets(config.data)
+        self.fit = ""
+        if config.optim.accumulate == "auto":
+            classes = self.dataset.num_classes
+            count, self.fit = passes(config, classes, self.world, self.device)
+            # All processes take the same steps: as many as the one with the least memory needs.
+            found = torch.tensor([count], device=self.device)
+            count = int(accelerator.gather(found).max())
+            config = replace(config, optim=replace(config.optim, accumulate=count))
+        self.survey = look(config, self.dataset)
+        self.config = config = replace(
+            config, loss=resolved_loss(config.loss, self.dataset, self.survey)
+        )
+        self.model = build.build_model(config, self.dataset.info)
+        self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
+        self.options = build.evaluation_options(config)
+        last = config.run.channels_last
+        self.layout = torch.channels_last if last else torch.contiguous_format
+        self.model.to(self.device).to(memory_format=self.layout)
+        if self.world > 1 and self.device.type == "cuda":
+            build.synchronise_norms(self.model)
+        elif self.world > 1 and not config.model.freeze_norm:
+            log.warning(
+                "batch norms see the images of one process only, since torch cannot synchronise "
+                "them on a CPU: model.freeze_norm avoids the difference"
+            )
+        self.optimizer = make_optimizer(self.model, config.optim)
+        decay = config.optim.average
+        self.average = None if decay is None else AveragedWeights(self.model, decay)
+        self.averaged = None if self.average is None else self.average.module
+        self.judged = self.averaged or self.model  # what is validated and offered to others
+
+        self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
+        self._saved = self._restored = -1
+        self.best: Evaluation | None = None
+        self.progress = self._restore()
+        self._check_alike()
+        if config.run.compile:
+            self.model.compile()
+        # Not the data: its batches already know their process, and resume anywhere.
+        self.wrapped, self.stepper = accelerator.prepare(self.model, self.optimizer)
+        self.loss_sum = torch.tensor(self.progress.loss_sum, device=self.device)
+        self.log = RunLog(out, config, self.progress.step) if self.main else None
+        self.meter = Meter()
+        self.display = Display(
+            config.optim.steps,
+            self.progress.step,
+            config.optim.batch_size,
+            every=0 if self.val is None else config.validation.every,
+            quiet=quiet or not self.main,
+        )
+        self.display.miou = self.progress.last_miou
+        if self.progress.step == 0:
+            self._open()
+
+    def _open(self) -> None:
+        """Says what is about to be done."""
+        lines = opening(self.config, self.dataset, self.val, self.survey, self.model, self.device)
+        for line in lines:
+            self.display.say(line)
+        if self.fit:
+            self.display.say(f"memory    {self.fit}")
+        note = padding_note(self.config.data, self.survey)
+        if note is not None and self.main:
+            log.warning("%s", note)
+
+    def go(self) -> TrainResult:
+        stopped = False
+        batches: Iterator[Batch] | None = None
+        while True:
+            if self._validation_due():
+                stopped = not self._validate()
+            if stopped or self._ended():
+                break
+            if batches is None:
+                batches = iter(
+                    build.build_batches(
+                        self.config, self.dataset, self.model, self.progress.step, self.accelerator
+                    )
+                )
+            stopped = not self._step(batches)
+            if stopped:
+                break
+            self._log()
+            step = self.progress.step
+            if step % self.config.run.checkpoint_every == 0 and not self._validation_due():
+                self._save()
+        if self._saved != self.progress.step or stopped:
+            self._save()
+        return self._result(stopped)
+
+    def _ended(self) -> bool:
+        progress = self.progress
+        return progress.step >= self.config.optim.steps or progress.falls >= FALLS
+
+    def _step(self, batches: Iterator[Batch]) -> bool:
+        """One change of the weights; False when a signal came instead."""
+        progress, optim = self.progress, self.config.optim
+        with self.meter.waiting():
+            parts = [next(batches) for _ in range(passes_of(optim))]
+        total = sum(float(self.loss.total(part.masks)) for part in parts)
+        total, stop = self._agree(total, self.signals.requested is not None)
+        if stop:
+            return False
+
+        set_rate(self.optimizer, rate_at(progress.step, optim, progress.falls))
+        self._seed()
+        step_loss = torch.zeros((), device=self.device)
+        for number, batch in enumerate(parts, 1):
+            images = batch.images.contiguous(memory_format=self.layout)
+            last = number == len(parts)
+            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+                loss = self.loss.of(self.wrapped, images, batch.masks, batch.valid)
+                loss = loss / max(total, 1.0)
+                # Data parallelism takes the mean over processes, each of which has a part.
+                self.accelerator.backward(loss * self.world)
+            step_loss += loss.detach()
+        if self.device.type == "cpu":  # elsewhere it would make the device wait
+            self._check_finite(summed(step_loss.clone()))
+        if optim.clip is not None:
+            self.accelerator.clip_grad_norm_(trained(self.model), optim.clip)
+        self._change()
+        if self.average is not None:
+            self.average.update(self.model, progress.step)
+        self.stepper.zero_grad(set_to_none=True)
+        self.loss_sum += step_loss
+        progress.step += 1
+        progress.loss_steps += 1
+        self.meter.add(optim.batch_size)
+        self.display.step(progress.step)
+        return True
+
+    def _change(self) -> None:
+        """The step of the optimizer; its first one shows whether what was restored is whole."""
+        try:
+            self.stepper.step()
+        except (KeyError, RuntimeError) as error:
+            if self.progress.step != self._restored:
+                raise
+            raise UserError(
+                f"{self.keeper.last} does not fit this optimizer ({error}). Resume with the run's "
+                "own configuration"
+            ) from error
+
+    def _agree(self, total: float, stop: bool) -> tuple[float, bool]:
+        """The sum of all processes' totals, and whether any was told to stop."""
+        if self.world == 1:
+            return total, stop
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        both = summed(torch.tensor([total, float(stop)], dtype=dtype, device=self.device))
+        return float(both[0]), bool(both[1] > 0)
+
+    def _seed(self) -> None:
+        """Dropout draws a function of (seed, step, process) alone."""
+        key = [self.config.run.seed, self.progress.step, self.accelerator.process_index]
+        state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+        torch.manual_seed(int(state) & (2**63 - 1))
+
+    def _check_finite(self, loss: torch.Tensor) -> float:
+        value = float(loss)
+        if not math.isfinite(value):
+            raise UserError(
+                f"the loss is {value} near step {self.progress.step + 1}: the training has "
+                "diverged. Try a lower optim.rate, optim.warmup, optim.clip, or float32 precision"
+            )
+        return value
+
+    def _log(self) -> None:
+        progress, run = self.progress, self.config.run
+        if progress.step % run.log_every and progress.step != self.config.optim.steps:
+            return
+        mean = self._check_finite(summed(self.loss_sum.clone())) / progress.loss_steps
+        self.loss_sum.zero_()
+        progress.loss_steps = 0
+        rate = rate_at(progress.step - 1, self.config.optim, progress.falls)
+        speed = self.meter.read()
+        values: dict[str, Any] = {"loss": mean, "rate": rate, **speed}
+        # Due since the last line of the log, which may be written at other steps.
+        if progress.step % run.health_every < run.log_every:
+            health = self._health()
+            values |= {"health": health} if health else {}
+        if self.log is not None:
+            self.log.write("train", progress.step, **values)
+        self.display.line(progress.step, mean, rate, speed)
+        self.meter.reset()
+
+    def _health(self) -> dict[str, float]:
+        for unit in em_units(self.model)[:1]:
+            return {k: v for k, v in asdict(unit.health()).items() if k != "bases"}
+        return {}
+
+    @cached_property
+    def baseline(self) -> Evaluation | None:
+        """What the validation data's own guess reaches."""
+        return None if self.val is None else guessed(self.val)
+
+    def _validation_due(self) -> bool:
+        step, every = self.progress.step, self.config.validation.every
+        due = step == self.config.optim.steps or (step > 0 and step % every == 0)
+        return due and self.val is not None and self.progress.validated < step
+
+    def _validate(self) -> bool:
+        """Judge the model and keep it if it is the best; False when a signal came meanwhile."""
+        assert self.val is not None
+        progress, start = self.progress, time.perf_counter()
+        if self.world > 1:  # batch norms' statistics: what is judged is what the first one saves
+            for buffer in self.judged.buffers():
+                distributed.broadcast(buffer, 0)
+        # Alone, validation can be dropped and done again. Processes would not agree when.
+        droppable = self.signals.immediately() if self.world == 1 else nullcontext()
+        try:
+            with self.meter.paused(), self.display.away(), droppable:
+                found = evaluate(
+                    self.judged,
+                    self.val,
+                    self.options,
+                    device=self.device,
+                    progress="validating" if self.display.live else None,
+                )
+        except Stopped:
+            return False
+        self.display.validation_seconds = time.perf_counter() - start
+        progress.validated = progress.step
+        progress.last_miou = self.display.miou = found.miou
+        if progress.best_miou is None or found.miou > progress.best_miou:
+            progress.best_miou, progress.best_step = found.miou, progress.step
+            self.best = found
+        if self.log is not None:
+            self.log.write(
+                "validation",
+                progress.step,
+                miou=found.miou,
+                iou=found.iou,
+                pixel_accuracy=found.pixel_accuracy,
+                seconds=round(time.perf_counter() - start, 3),
+            )
+        mark = " (best)" if progress.best_step == progress.step else ""
+        beside = ""
+        if self.main and self.baseline is not None:
+            known = self.baseline
+            beside = f"   (baseline: {known.miou:.2f} and {known.pixel_accuracy:.2f})"
+        self.display.say(
+            f"step {progress.step}: mIoU {found.miou:.2f}{mark}, pixel accuracy "
+            f"{found.pixel_accuracy:.2f}{beside}"
+        )
+        self._note_plateau()
+        self._save()
+        self._report()
+        return True
+
+    def _note_plateau(self) -> None:
+        """Lets the rate fall where mIoU has not risen for long; the last time ends the run."""
+        patience, progress = self.config.optim.plateau, self.progress
+        if patience is None:
+            return
+        since = progress.step - max(progress.best_step, progress.fell_at)
+        if since < patience * self.config.validation.every:
+            return
+        progress.falls, progress.fell_at = progress.falls + 1, progress.step
+        rate = rate_at(progress.step, self.config.optim, progress.falls)
+        then = "this ends the run" if self._ended() else f"the rate falls to {rate:.2g}"
+        self.display.say(
+            f"step {progress.step}: no better mIoU than {progress.best_miou:.2f} of step "
+            f"{progress.best_step}: {then}"
+        )
+
+    def _report(self) -> None:
+        """The page of the run so far; that of its end is for whoever started it."""
+        if self.log is None or self.display.quiet or self._ended():
+            return
+        # Evaluating a part again, for want of an evaluation, would wait for the other processes.
+        alone = self.world == 1 or self.best is not None
+        if not (self.config.run.live_report and alone):
+            return
+        from hemnet.report import write_report
+
+        with self.meter.paused(), self.display.away():
+            try:
+                write_report(self.out, self.val, self.best, refresh=REFRESH)
+            except (UserError, OSError, RuntimeError) as error:  # of a page nobody may look at
+                log.warning("the report could not be written: %s", error)
+
+    def _save(self) -> None:
+        progress = self.progress
+        # Of all processes: when resumed, the first one has it alone.
+        progress.loss_sum = self._check_finite(summed(self.loss_sum.clone()))
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise UserError(
+                f"the weights are no longer finite at step {progress.step}: the training has "
+                "diverged. Try a lower optim.rate, optim.warmup or optim.clip"
+            )
+        if self.accelerator.scaler is not None:
+            progress.scaler = self.accelerator.scaler.state_dict()
+        if self.log is not None:
+            with self.meter.paused():
+                self.log.sync()
+                self.keeper.save(self.model, self.optimizer, progress, self.averaged)
+        self._saved = progress.step
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self) -> Progress:
+        """The state of the last checkpoint, or of a run that begins."""
+        if self.main:
+            write_config(self.config, self.out)
+        progress = self.keeper.load(self.model, self.optimizer, self.averaged)
+        if progress is None:
+            if self.main:
+                write_environment(self.out, self.device, self.world)
+            return Progress(processes=self.world)
+        self._saved = self._restored = progress.step
+        if self.accelerator.scaler is not None and progress.scaler:
+            self.accelerator.scaler.load_state_dict(progress.scaler)
+        if progress.processes != self.world:
+            log.warning(
+                "the run had %d processes and now has %d: it goes on with the same images, but "
+                "ends with other rounding", progress.processes, self.world,
+            )  # fmt: skip
+        if self.main:
+            self.keeper.mend(self.judged, progress)
+        else:
+            progress.loss_sum = 0.0
+        progress.processes = self.world
+        return progress
+
+    def _check_alike(self) -> None:
+        """A machine may have another file, other images, or a run folder of its own."""
+        check_alike(
+            {
+                **decisive(self.config),
+                "the number of training images": len(self.dataset),
+                "the number of validation images": len(self.val or ()),
+                "the step of the run folder": self.progress.step,
+            }
+        )
+
+    def _result(self, stopped: bool) -> TrainResult:
+        p = self.progress
+        signal = self.signals.requested
+        return TrainResult(
+            self.out,
+            p.step,
+            self._ended() and not stopped,
+            int(signal) if stopped and signal is not None else None,
+            p.last_miou,
+            p.best_miou,
+            p.best_step,
+            main=self.main,
+        )
+
+    def close(self) -> None:
+        self.display.close()
+        if self.log is not None:
+            self.log.close()

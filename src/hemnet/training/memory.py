@@ -1,0 +1,103 @@
+"""How many passes a step needs, so that one pass fits into the memory there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hemnet.errors import UserError
+from hemnet.models.costs import on_meta, peak_bytes
+from hemnet.models.registry import create_model
+from hemnet.training.config import OptimConfig, TrainConfig
+
+GIB = 2**30
+BACKWARD = 1.5  # of what the forward pass keeps: gradients, and workspaces of kernels
+STATES = {"sgd": 3, "adamw": 4, "lamb": 4, "adafactor": 3, "muon": 4}  # copies of the weights
+SHARE = 0.8  # of the free memory
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of training: of weights, gradients and optimizer, and of each crop."""
+
+    fixed: int
+    crop: int
+
+    def of(self, crops: int) -> int:
+        return self.fixed + crops * self.crop
+
+
+def need(config: TrainConfig, num_classes: int) -> Need:
+    """Counted on a model without memory, as `hemnet costs` does."""
+    network = config.model
+    model = on_meta(
+        lambda: create_model(
+            network.name,
+            num_classes,
+            network.backbone,
+            network.output_stride,
+            network.channels,
+            multi_grid=network.multi_grid,
+            resnet_v1=network.resnet_v1,
+            auxiliary=config.loss.auxiliary > 0,
+            **network.options,
+        )
+    ).train()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    one, two = (peak_bytes(model, config.data.crop, n, training=True) for n in (2, 3))
+    half = 0.6 if config.run.precision != "float32" else 1.0
+    return Need(weights * STATES[config.optim.name], int((two - one) * BACKWARD * half))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a run may fill."""
+    if device.type == "cuda":
+        return int(SHARE * torch.cuda.mem_get_info(device)[0])
+    for line in _meminfo():
+        if line.startswith("MemAvailable:"):
+            return int(SHARE * int(line.split()[1]) * 1024)
+    return 4 * GIB
+
+
+def _meminfo() -> list[str]:
+    try:
+        return Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux
+        return []
+
+
+def passes(
+    config: TrainConfig, num_classes: int, world: int, device: torch.device
+) -> tuple[int, str]:
+    """The fewest passes of a step whose crops fit, and why."""
+    optim = config.optim
+    budget = int(optim.memory * GIB) if optim.memory is not None else free_bytes(device)
+    if device.type == "cpu":
+        budget //= world  # which share it
+    wanted = need(config, num_classes)
+    if optim.batch_size % world:
+        raise UserError(
+            f"optim.batch_size {optim.batch_size} cannot be split into {world} processes"
+        )
+    share = optim.batch_size // world
+    for count in range(1, share + 1):
+        crops = share // count
+        if share % count == 0 and wanted.of(crops) <= budget:
+            return count, (
+                f"{crops} crops a pass need about {wanted.of(crops) / GIB:.2f} of "
+                f"{budget / GIB:.2f} GiB"
+            )
+    raise UserError(
+        f"one crop of {config.data.crop[0]}×{config.data.crop[1]} needs about "
+        f"{wanted.of(1) / GIB:.2f} GiB, and there are {budget / GIB:.2f} (optim.memory). Use a "
+        "smaller data.crop, model.backbone, or model.output_stride 16 or 32"
+    )
+
+
+def passes_of(optim: OptimConfig) -> int:
+    """Passes of a step, where a run has settled them."""
+    if optim.accumulate == "auto":
+        raise UserError("optim.accumulate auto is for `hemnet train`: give a number here")
+    return optim.accumulate

@@ -1,0 +1,80 @@
+"""Optimizer and learning rate: both are functions of the configuration and the step.
+
+The paper's groups: weight decay on convolution weights only, biases at twice the rate without
+decay. Whatever is neither (scales of norms, a learned step size) has the base rate, no decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
+from torch import nn
+
+from hemnet.errors import UserError
+from hemnet.training.config import OptimConfig
+
+FALL, FALLS = 0.3, 3  # what a plateau leaves of the rate, and how many end a run
+_TIMM = {"sgd": "momentum"}  # whose own sgd is Nesterov's
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """timm's, with our parameter groups. Momentum and betas go to those that have them."""
+    try:
+        made: torch.optim.Optimizer = create_optimizer_v2(
+            parameter_groups(model, config),
+            _TIMM.get(config.name, config.name),
+            lr=config.rate,
+            momentum=config.momentum,
+            betas=config.betas,
+        )
+    except (ValueError, RuntimeError, ImportError) as error:  # such as Muon in an older timm
+        raise UserError(
+            f"optim.name {config.name}: {error}. Try another, or a newer timm"
+        ) from None
+    return made
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Groups with a name, their decay, and `multiple`: their rate over the base rate."""
+    groups: dict[str, dict[str, Any]] = {}
+    for module_name, module in model.named_modules():
+        part = "backbone" if module_name.split(".")[0] == "backbone" else "head"
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
+            multiple = config.head_rate if part == "head" else 1.0
+            decay, kind = 0.0, "other"
+            if name.split("_")[-1] == "bias":
+                multiple, kind = multiple * config.bias_rate, "bias"
+            elif isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
+                decay, kind = config.weight_decay, "weights"
+            key = f"{part} {kind}"
+            group = {"name": key, "params": [], "weight_decay": decay, "multiple": multiple}
+            groups.setdefault(key, group)["params"].append(parameter)
+    return list(groups.values())
+
+
+def rate_at(step: int, config: OptimConfig, falls: int = 0) -> float:
+    """The base rate of step 0, 1, …: poly, or by plateaus, after a warm-up from a tenth.
+
+    `falls` is how many times a plateau has been met.
+    """
+    if config.plateau is None:
+        rate = config.rate * (1 - step / config.steps) ** config.power
+    else:
+        rate = config.rate * FALL**falls
+    if step < config.warmup:
+        rate *= 0.1 + 0.9 * step / config.warmup
+    return rate
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiple"]
+
+
+def trained(model: nn.Module) -> Iterable[nn.Parameter]:
+    return (p for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,174 @@
+"""The run folder: who may write into it, and what is said when it cannot be written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from safetensors import SafetensorError
+
+from hemnet.errors import UserError, disk_is_full, explain
+from hemnet.training.checkpoints import LAST, read_progress, write_atomically
+from hemnet.training.config import TrainConfig
+from hemnet.training.config_parser import differences, dump_config, read_config
+from hemnet.training.setup import settle
+
+log = logging.getLogger("hemnet")
+
+CONFIG, LOCK = "config.yaml", ".lock"
+_held: set[IO[bytes]] = set()
+
+
+def _let_go() -> None:
+    """A forked process (a reader of images) would hold the lock on after its parent was killed."""
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def last_checkpoint(out: Path) -> Path:
+    return out / "checkpoints" / LAST
+
+
+def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bool) -> None:
+    """Refuse to overwrite a run, or to resume another one than the configuration's."""
+    last = last_checkpoint(out)
+    if last.exists() and not resume:
+        step = read_progress(last).step
+        raise UserError(
+            f"{out} already holds a run, which is at step {step}: go on with it by --resume, or "
+            "choose another folder"
+        )
+    if not last.exists() and (out / "model" / "config.json").exists():
+        raise UserError(
+            f"{out} has a model but no checkpoint of a run, and training would replace the model: "
+            "choose another folder, or move the model away"
+        )
+    if last.exists() and (out / CONFIG).exists() and not allow_changes:
+        changed = differences(settle(read_config(out / CONFIG)), config)
+        if changed:
+            raise UserError(
+                f"{out} was begun with another configuration:\n  " + "\n  ".join(changed) + "\n"
+                "Resume without these changes (--resume alone takes the run's own configuration), "
+                "or allow them with --allow-changes"
+            )
+
+
+def resumed_choices(config: TrainConfig, out: Path) -> TrainConfig:
+    """What was left to be chosen (`auto`) is as the run in the folder has chosen it."""
+    if not last_checkpoint(out).exists() or not (out / CONFIG).exists():
+        return config
+    saved = read_config(out / CONFIG)
+    if config.loss.class_weights == "auto":
+        chosen = saved.loss.class_weights
+        config = replace(config, loss=replace(config.loss, class_weights=chosen))
+    if config.optim.accumulate == "auto":
+        count = saved.optim.accumulate
+        config = replace(config, optim=replace(config.optim, accumulate=count))
+    return config
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Inside, no other run may write into the folder; what a killed one left half is removed.
+
+    The lock belongs to the process: the kernel takes it away when the process dies, however it
+    does. Where the file system has no locks, nothing keeps two runs apart.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / LOCK, "a+b")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from error
+    try:
+        if not _lock(file):
+            raise UserError(
+                f"{out} is in use by another run{_owner(out)}. Wait until it ends, stop it, or "
+                "choose another folder"
+            )
+        _held.add(file)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        file.flush()
+        for folder in (out, out / "checkpoints"):
+            for rest in folder.glob("*.part"):
+                rest.unlink(missing_ok=True)
+        yield
+    finally:
+        _held.discard(file)
+        file.close()  # which unlocks; the file stays, or another run may hold one without a name
+
+
+def _owner(out: Path) -> str:
+    try:
+        text = (out / LOCK).read_bytes()[:200].decode(errors="replace").strip()
+    except OSError:  # Windows does not let anybody read what is locked
+        return ""
+    return f" ({text})" if text else ""
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> bool:
+        """One byte far behind the file's end, so that its text can still be read."""
+        file.seek(1 << 30)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            log.warning("this file system has no locks (%s): start only one run here", error)
+        return True
+
+
+def write_config(config: TrainConfig, out: Path) -> None:
+    write_atomically(out / CONFIG, dump_config(config).encode())
+
+
+@contextmanager
+def clear_errors(out: Path) -> Iterator[None]:
+    """Inside, what stops a run says what is left of it."""
+    try:
+        yield
+    except UserError as error:
+        kept = _kept(out)
+        raise UserError(f"{error}{kept and '. '.join(('', kept))}") from error
+    except (OSError, SafetensorError) as error:
+        reason = "the disk is full" if disk_is_full(error) else str(error)
+        raise UserError(f"cannot write to {out}: {reason}. {_kept(out)}".rstrip()) from error
+    except (RuntimeError, ValueError, MemoryError) as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        raise UserError(f"{explained}. {_kept(out)}".rstrip()) from error
+
+
+def _kept(out: Path) -> str:
+    last = last_checkpoint(out)
+    try:
+        step = read_progress(last).step
+    except (UserError, OSError):
+        return ""
+    return f"The checkpoint of step {step} in {out} is intact: go on from it with --resume"
