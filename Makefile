@@ -34,10 +34,11 @@ test: $(READY) ## the whole test suite
 fuzz: $(READY) ## hostile inputs by the thousand, about an hour; see docs/reliability.md
 	$(BIN)/python tests/fuzz.py
 
-lint: $(READY) ## style and types
+lint: $(READY) ## style, types, and who may import whom
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
 
 format: $(READY) ## mend the style
 	$(BIN)/python -m ruff check --fix .

@@ -32,10 +32,10 @@ from hemnet.data.transforms import normalise
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.global_bases import fit_global_bases, using_bases
 from hemnet.inference.metrics import Evaluation, confusion_matrix, subset_miou
+from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
 from hemnet.inference.sliding_window import window_grid, windowed_classes
 from hemnet.models.segmenter import Segmenter
-from hemnet.training.load import load_model
 
 CELL = 96  # pixels, as in the demo's training
 WAYS = ("windows", "windows, global bases", "at once")

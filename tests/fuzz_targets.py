@@ -31,7 +31,8 @@ from hemnet.app.explore import Explorer
 from hemnet.app.limits import Limits
 from hemnet.app.routes import make_app
 from hemnet.data.download import Archive, unpack, verify
-from hemnet.data.prepare import _stuff_label, convert
+from hemnet.data.label_conversion import convert
+from hemnet.data.prepare import _stuff_label
 from hemnet.errors import UserError
 from hemnet.export.writers import export_model
 from hemnet.nn.backbone_weights import load_weights

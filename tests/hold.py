@@ -11,19 +11,19 @@ from pathlib import Path
 
 from hemnet.cli import main
 from hemnet.data import Batch
-from hemnet.training.loop import Run
+from hemnet.training.loop import Trainer
 
 
 def hold() -> None:
-    step = Run._step
+    step = Trainer._step
 
-    def held(run: Run, batches: Iterator[Batch]) -> bool:
+    def held(run: Trainer, batches: Iterator[Batch]) -> bool:
         if run.progress.step == int(os.environ["HOLD_STEP"]):
             Path(os.environ["HOLD_FILE"]).touch()
             time.sleep(3600)
         return step(run, batches)
 
-    Run._step = held  # type: ignore[method-assign]
+    Trainer._step = held  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from hemnet.run_folder import RunFolder
 from hemnet.training import checkpoints as checkpoint
 from hemnet.training.checkpoints import read_checkpoint
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import read_config
 from hemnet.training.loop import train
-from hemnet.training.run_log import read_metrics
 
 AT_RANDOM, IN_WRITE, FINISHED = "killed at random", "killed in a write", "finished first"
 TIMING = ("images_per_second", "data_wait", "seconds")
@@ -117,7 +117,7 @@ def outcome(out: Path) -> dict[str, Any]:
     """Everything of a run that must not depend on kills."""
     tensors, progress = read_checkpoint(out / "checkpoints" / "last.safetensors")
     best, best_progress = read_checkpoint(out / "checkpoints" / "best.safetensors")
-    lines = read_metrics(out / "metrics.jsonl")
+    lines = RunFolder(out).read_metrics()
     return {
         "last": tensors,
         "best": best,

@@ -10,9 +10,9 @@ import torch
 import hemnet
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
+from hemnet.run_folder import RunFolder
 from hemnet.training.checkpoints import read_checkpoint
 from hemnet.training.loop import train
-from hemnet.training.run_log import read_metrics
 from hemnet.training.setup import open_datasets
 from hemnet.training.weight_average import AveragedWeights
 from kills import tiny_config
@@ -67,7 +67,7 @@ def test_the_average_is_what_is_judged_and_saved(tmp_path: Path) -> None:
     val = open_datasets(config.data)[1]
     assert val is not None
     found = evaluate(saved, val, progress=None)
-    line = [m for m in read_metrics(tmp_path / "metrics.jsonl") if m["kind"] == "validation"][-1]
+    line = [m for m in RunFolder(tmp_path).read_metrics() if m["kind"] == "validation"][-1]
     assert (line["miou"], line["pixel_accuracy"]) == (found.miou, found.pixel_accuracy)
     assert result.miou == found.miou
 

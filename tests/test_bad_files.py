@@ -10,9 +10,9 @@ import pytest
 
 from hemnet import cli
 from hemnet.data.download import Archive, unpack, verify
+from hemnet.data.label_conversion import convert
 from hemnet.data.labels import DataError
 from hemnet.data.layouts import files_under
-from hemnet.data.prepare import convert
 from hemnet.errors import UserError
 from hemnet.files import read_object, write_json
 from hemnet.models.pretrained import from_pretrained

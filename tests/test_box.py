@@ -16,8 +16,8 @@ from safetensors import safe_open
 import hemnet
 from hemnet.data import dataset_info
 from hemnet.errors import UserError
+from hemnet.inference.open_model import load_model
 from hemnet.models.bundled import BOX, CARD
-from hemnet.training.load import load_model
 from test_cli import run
 from tiny_data import ids, image, label
 

@@ -10,15 +10,15 @@ from safetensors import safe_open
 
 import hemnet
 from hemnet.errors import UserError
-from hemnet.training import checkpoints as checkpoint
+from hemnet.files import write_text
+from hemnet.run_folder import RunFolder
 from hemnet.training.checkpoints import (
-    Keeper,
+    Checkpoints,
     Progress,
     load_checkpoint,
     read_checkpoint,
     read_progress,
     save_checkpoint,
-    write_atomically,
 )
 from hemnet.training.config import OptimConfig
 from hemnet.training.optim import make_optimizer, set_rate
@@ -71,17 +71,18 @@ def test_a_failed_write_leaves_the_old_file(
     operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
-    write_atomically(path, b"old")
+    write_text(path, "old")
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     if operation == "write":
-        monkeypatch.setattr(checkpoint, "open", lambda *_: Full(), raising=False)
+        monkeypatch.setattr(Path, "open", lambda *_: Full())
     else:
         monkeypatch.setattr(os, operation, fail)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
+        write_text(path, "new", durable=True)
+    monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
@@ -100,7 +101,7 @@ class Full:
 
 def test_best_keeps_its_step_while_last_moves_on(tmp_path: Path) -> None:
     model, optimizer = made()
-    keeper = Keeper(tmp_path, validates=True)
+    keeper = Checkpoints(RunFolder(tmp_path), validates=True)
     keeper.save(model, optimizer, Progress(step=4, best_step=4, best_miou=50.0))
     step(model, optimizer, 1)
     keeper.save(model, optimizer, Progress(step=8, best_step=4, best_miou=50.0))
@@ -112,11 +113,11 @@ def test_best_keeps_its_step_while_last_moves_on(tmp_path: Path) -> None:
 
 def test_a_kill_between_last_and_best_is_mended(tmp_path: Path) -> None:
     model, optimizer = made()
-    keeper = Keeper(tmp_path, validates=True)
+    keeper = Checkpoints(RunFolder(tmp_path), validates=True)
     progress = Progress(step=4, best_step=4, best_miou=50.0)
     save_checkpoint(keeper.last, model, optimizer, progress)
     (tmp_path / "model" / ".saving-x").mkdir(parents=True)
-    keeper.mend(model, progress)
+    keeper.repair(model, progress)
     assert read_progress(keeper.best) == progress
     assert sorted(p.name for p in keeper.model_folder.iterdir()) == [
         "config.json",
@@ -126,7 +127,7 @@ def test_a_kill_between_last_and_best_is_mended(tmp_path: Path) -> None:
 
 def test_without_validation_the_model_is_the_last(tmp_path: Path) -> None:
     model, optimizer = made()
-    keeper = Keeper(tmp_path, validates=False)
+    keeper = Checkpoints(RunFolder(tmp_path), validates=False)
     assert keeper.load(model, optimizer) is None
     keeper.save(model, optimizer, Progress(step=4))
     assert not keeper.best.exists()
@@ -139,7 +140,7 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "link", refuse)
     model, optimizer = made()
-    keeper = Keeper(tmp_path, validates=True)
+    keeper = Checkpoints(RunFolder(tmp_path), validates=True)
     keeper.save(model, optimizer, Progress(step=4, best_step=4))
     assert read_progress(keeper.best).step == 4
 
@@ -161,7 +162,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 
 def test_the_last_model_can_be_kept_instead_of_the_best(tmp_path: Path) -> None:
     model, optimizer = made()
-    keeper = Keeper(tmp_path, validates=True, keep="last")
+    keeper = Checkpoints(RunFolder(tmp_path), validates=True, keep="last")
     keeper.save(model, optimizer, Progress(step=4, best_step=4, best_miou=50.0))
     step(model, optimizer, 1)
     keeper.save(model, optimizer, Progress(step=8, best_step=4, best_miou=50.0))

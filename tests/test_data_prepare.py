@@ -10,6 +10,7 @@ from hemnet.data import open_dataset
 from hemnet.data import prepare as module
 from hemnet.data.class_lists import official_ids
 from hemnet.data.coco_to_voc import prepare_coco
+from hemnet.data.label_conversion import need
 from hemnet.data.labels import DataError
 from hemnet.data.prepare import prepare_coco_stuff, prepare_pascal_context, prepare_voc
 from hemnet.errors import UserError
@@ -162,4 +163,4 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=r"hemnet-torch\[data\]"):
-        module.need("pycocotools.coco")
+        need("pycocotools.coco")

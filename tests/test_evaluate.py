@@ -16,8 +16,8 @@ import tiny_data
 from hemnet.data import Scenes, open_dataset
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
+from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
-from hemnet.training.load import load_model
 from test_cli import run
 
 SIZE = 48
@@ -121,7 +121,7 @@ from pathlib import Path
 from torch import distributed
 from hemnet.data import open_dataset
 from hemnet.inference.evaluate import evaluate
-from hemnet.training.load import load_model
+from hemnet.inference.open_model import load_model
 from hemnet.errors import UserError
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")

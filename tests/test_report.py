@@ -12,10 +12,14 @@ import hemnet
 from hemnet.data import Scenes
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
+from hemnet.inference.metrics import class_iou, confusion_matrix
+from hemnet.inference.open_model import load_model
+from hemnet.inference.options import EvaluationOptions
 from hemnet.inspection.em_trace import find_unit, most_distinct, spread_out, trace_unit
 from hemnet.report import write_report
 from hemnet.report.charts import Series, line_chart, smooth, ticks
-from hemnet.training.load import load_model
+from hemnet.report.contents import gather
+from hemnet.run_folder import RunFolder
 
 SCENES = Scenes("val", size=48, length=8)
 VOID_TAGS = {"meta", "link", "img", "br", "line", "circle", "polyline"}
@@ -138,8 +142,33 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 def test_damaged_metrics(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run / "metrics.jsonl").write_text("{}\nnonsense\n")
-    with pytest.raises(UserError, match="damaged in line 2"):
-        write_report(run, SCENES)
+    text, _ = read(write_report(run, SCENES))
+    assert "Learning curve" not in text
+
+
+def test_the_figures_are_those_of_the_saved_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    lines = RunFolder(run).read_metrics()
+    last = max(i for i, line in enumerate(lines) if line["kind"] == "validation")
+    best = max(line["miou"] for line in lines if line["kind"] == "validation")
+    lines[last] |= {"miou": 12.3, "saved": True}  # validation.keep last
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text, _ = read(write_report(run, SCENES))
+    assert "<b>12.3%</b>" in text
+    assert f"<b>{best:.1f}%</b>" not in text
+
+
+def test_pictures_and_captions_are_of_one_prediction(tmp_path: Path) -> None:
+    """With the options of the evaluation, which change what is predicted."""
+    run = make_run(tmp_path)
+    model, options = load_model(run), EvaluationOptions(flip=True, scales=(0.5,))
+    found = evaluate(model, SCENES, options)
+    contents = gather(RunFolder(run), SCENES, found, options, torch.device("cpu"))
+    for example, score in contents.examples:
+        index = next(i for i in range(len(SCENES)) if SCENES.id(i) == example.id)
+        labels = SCENES.read(index)[1]
+        shown = confusion_matrix(labels, example.prediction, SCENES.num_classes)
+        assert float(class_iou(shown).nanmean()) == pytest.approx(score.miou)
 
 
 def test_metrics_of_other_classes_are_left_out(tmp_path: Path) -> None:

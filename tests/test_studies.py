@@ -11,6 +11,7 @@ from hemnet.cli import main
 from hemnet.data import Scenes
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
+from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
 from hemnet.inspection import attention
 from hemnet.nn.em_unit import highway_solver
@@ -19,7 +20,7 @@ from hemnet.study import compare_heads as compare
 from hemnet.study import gradients as flow
 from hemnet.study import paper_results as paper
 from hemnet.study.grid import _run_cell, collect
-from hemnet.study.iterations import evaluate_all, models_of, summarise
+from hemnet.study.iterations import evaluate_all, models_of, summarise_iterations
 from hemnet.study.markdown import ablation_document, grid_table
 from hemnet.study.recipe import scenes_config
 from hemnet.study.uncertainty import (
@@ -31,7 +32,6 @@ from hemnet.study.uncertainty import (
     t_critical,
 )
 from hemnet.training.config_parser import dump_config
-from hemnet.training.load import load_model
 from hemnet.training.setup import build_model
 
 
@@ -121,7 +121,7 @@ def test_the_plain_baseline_is_the_head_without_its_unit():
     unit = sum(p.numel() for p in built["T03_eta0.5_seed0"].head.attention.parameters())
     assert sizes["plain_seed0"] == sizes["T03_eta0.5_seed0"] - unit
     assert sizes["fcn_seed0"] < sizes["plain_seed0"]
-    summary = ablation.summarise(cells, made_up(cells, lambda t, c, s: 40.0 + len(c)))
+    summary = ablation.summarise_ablation(cells, made_up(cells, lambda t, c, s: 40.0 + len(c)))
     assert [floor["mean"] for floor in summary["floors"].values()] == [43.0, 45.0]
     text = ablation_document(summary, None, "")
     assert "the same head without its unit 45.00" in text
@@ -149,7 +149,7 @@ def test_claims_follow_from_the_numbers():
             return 50 - 2 * [1, 2, 4].index(t) + noise  # deeper hurts
         return 60 + noise - (1 if column == "0.4" else -1) * [1, 2, 4].index(t)
 
-    summary = ablation.summarise(cells, made_up(cells, miou))
+    summary = ablation.summarise_ablation(cells, made_up(cells, miou))
     assert summary["pooled_sd"] == pytest.approx(0.1, rel=0.1)
     assert summary["best_iterations"] == {"0.2": 4, "0.4": 1, "emanet": 1}
     claims = summary["claims"]
@@ -169,7 +169,7 @@ def test_claims_follow_from_the_numbers():
 def test_a_failed_cell_is_shown_and_said():
     cells = ablation.ablation_cells(scenes_config(), [1, 2], [0.2], [0, 1])
     results = made_up(cells, lambda t, c, s: None if (t, c) == (2, "0.2") else 50.0 + s)
-    summary = ablation.summarise(cells, results)
+    summary = ablation.summarise_ablation(cells, results)
     text = ablation_document(summary, None, "")
     assert "2 of 10 runs are missing" in text
     assert "T02_eta0.2_seed0 failed: lost" in text
@@ -177,7 +177,7 @@ def test_a_failed_cell_is_shown_and_said():
 
 
 def test_the_papers_table_is_the_papers():
-    table = grid_table(ablation.paper_summary())
+    table = grid_table(ablation.paper_ablation())
     assert "| 6 | 77.46 | **78.22** | 77.83 | 77.40 | 76.26 |" in table
     for columns in (paper.TABLE_1, paper.TABLE_2):
         assert {len(column) for column in columns.values()} == {8}
@@ -211,7 +211,7 @@ def test_iterations_in_evaluation(grid, tmp_path):
             assert row["miou"] == pytest.approx(results[Path(row["model"]).name]["miou"])
     assert len({row["miou"] for row in rows if row["column"] == "0.5"}) > 1
     assert evaluate_all(models, scenes, [1, 2, 5], tmp_path, 3) == rows  # from the file
-    summary = summarise(rows)
+    summary = summarise_iterations(rows)
     assert summary["trained"] == {"0.5": 2, "emanet": 2}
     single = models_of([out / "runs" / "T02_eta0.5_seed0"])
     assert single[0].column == "0.5"
@@ -303,7 +303,7 @@ def test_comparison_counts_costs_and_keeps_one_recipe():
     costs = compare.costs_of(base, heads, Scenes("train").info)
     assert costs["hemnet"]["params"] > costs["fcn"]["params"] > 0
     results = made_results(cells, {"hemnet": [60.0, 62.0], "fcn": [50.0, 52.0]})
-    summary = compare.summarise(heads, results, costs, dict.fromkeys(heads, 1.0))
+    summary = compare.summarise_comparison(heads, results, costs, dict.fromkeys(heads, 1.0))
     assert summary["hemnet_minus"]["fcn"]["value"] == 10
     assert summary["rows"][0]["miou"]["mean"] == 61
 

@@ -11,11 +11,11 @@ import torch
 
 from hemnet.data import Scenes
 from hemnet.errors import UserError
+from hemnet.inference.open_model import load_model
 from hemnet.study.dataset_cache import Remembered
 from hemnet.study.feature_cache import LIMIT, FeatureStore
 from hemnet.study.grid import Cell, _Pool, _run_cell, collect, of_shard, read_result, run_grid
 from hemnet.study.recipe import for_head, scenes_config, study_config
-from hemnet.training.load import load_model
 from hemnet.training.loop import train
 from hemnet.training.setup import build_model
 from hemnet.training.signals import StopSignals

@@ -20,13 +20,13 @@ import kills
 from hemnet import cli
 from hemnet.errors import UserError
 from hemnet.nn.attention import PRESETS
+from hemnet.run_folder import RunFolder
 from hemnet.training import checkpoints as checkpoint
 from hemnet.training import loop as training
 from hemnet.training.checkpoints import read_checkpoint, read_progress
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import dump_config, read_config
-from hemnet.training.loop import Run, train
-from hemnet.training.run_log import read_metrics
+from hemnet.training.loop import Trainer, train
 from hemnet.training.setup import settle
 from kills import assert_same, outcome, tiny_config
 from tiny_data import folder
@@ -59,7 +59,7 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
     assert read_config(tmp_path / "config.yaml") == settle(config)
     assert json.loads((tmp_path / "environment.json").read_text())["torch"] == torch.__version__
-    lines = read_metrics(tmp_path / "metrics.jsonl")
+    lines = RunFolder(tmp_path).read_metrics()
     steps = {
         kind: [m["step"] for m in lines if m["kind"] == kind] for kind in ("train", "validation")
     }
@@ -143,19 +143,19 @@ def test_signals_save_and_resume_exactly(tmp_path: Path, monkeypatch: pytest.Mon
     config = tiny_config("--run.checkpoint_every", "100")
     train(config, tmp_path / "alone", quiet=True)
     out = tmp_path / "stopped"
-    real = Run._step
+    real = Trainer._step
     for number, at in ((signal.SIGINT, 2), (signal.SIGTERM, 5)):
 
-        def step(self: Run, batches: object, at: int = at, number: int = number) -> bool:
+        def step(self: Trainer, batches: object, at: int = at, number: int = number) -> bool:
             if self.progress.step == at:
                 signal.raise_signal(number)
             return real(self, batches)
 
-        monkeypatch.setattr(Run, "_step", step)
+        monkeypatch.setattr(Trainer, "_step", step)
         result = train(config, out, resume=True, quiet=True)
         assert (result.stopped_by, result.finished, result.step) == (number, False, at)
         assert read_progress(last(out)).step == at
-    monkeypatch.setattr(Run, "_step", real)
+    monkeypatch.setattr(Trainer, "_step", real)
     assert train(config, out, resume=True, quiet=True).finished
     assert_same(outcome(tmp_path / "alone"), outcome(out))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -11,10 +11,10 @@ import torch
 import hemnet
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
+from hemnet.run_folder import RunFolder
 from hemnet.training.checkpoints import read_checkpoint
 from hemnet.training.config_parser import dump_config
 from hemnet.training.loop import train
-from hemnet.training.run_log import read_metrics
 from hemnet.training.setup import open_datasets
 from kills import tiny_config
 
@@ -56,7 +56,7 @@ def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
         *("average.head.mix.0.weight", "average.head.attention.bases.value"),
     ):
         assert (alone[key] - start[key]).abs().max() > 100 * (alone[key] - joined[key]).abs().max()
-    metrics = [read_metrics(tmp_path / run / "metrics.jsonl") for run in ("one", "two")]
+    metrics = [RunFolder(tmp_path / run).read_metrics() for run in ("one", "two")]
     assert [m["step"] for m in metrics[0]] == [m["step"] for m in metrics[1]]
     for a, b in zip(*metrics, strict=True):
         if a["kind"] == "train":
@@ -70,7 +70,7 @@ def test_all_processes_judge_the_model_that_is_saved(average: str, tmp_path: Pat
     flags += ["--data.val_length", "6", "--validation.keep", "last", "--optim.steps", "4"]
     done = torchrun(tmp_path, *flags)
     assert done.returncode == 0, done.stderr
-    line = read_metrics(tmp_path / "two" / "metrics.jsonl")[-1]
+    line = RunFolder(tmp_path / "two").read_metrics()[-1]
     val = open_datasets(tiny_config(*flags).data)[1]
     assert val is not None
     found = evaluate(hemnet.from_pretrained(tmp_path / "two" / "model"), val, progress=None)

@@ -16,20 +16,20 @@ from safetensors.torch import load_file, save_file
 
 from hemnet import cli
 from hemnet.errors import UserError
+from hemnet.run_folder import RunFolder
 from hemnet.training import loop as training
 from hemnet.training.checkpoints import read_progress
 from hemnet.training.config_parser import dump_config
 from hemnet.training.loop import train
 from hemnet.training.resume import locked
-from hemnet.training.run_log import read_metrics
 from kills import assert_same, outcome, tiny_config
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from hemnet.training.resume import locked
-from hemnet.training.run_log import read_metrics
-with locked(Path(sys.argv[1])):
+from hemnet.run_folder import RunFolder
+with locked(RunFolder(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -48,7 +48,10 @@ def last(out: Path) -> Path:
 def test_a_folder_takes_one_run_at_a_time(tmp_path: Path, resume: bool) -> None:
     train(tiny_config("--optim.steps", "1"), tmp_path / "other", quiet=True)  # is not in the way
     out = tmp_path / "run"
-    with locked(out), pytest.raises(UserError, match=rf"in use by another run \(.*{os.getpid()}"):
+    with (
+        locked(RunFolder(out)),
+        pytest.raises(UserError, match=rf"in use by another run \(.*{os.getpid()}"),
+    ):
         train(tiny_config(), out, resume, quiet=True)
     assert not last(out).exists()
     assert train(tiny_config("--optim.steps", "1"), out, resume, quiet=True).finished
@@ -84,11 +87,11 @@ def test_the_lock_ends_with_its_process_even_while_a_child_lives(tmp_path: Path)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match="in use"), locked(tmp_path):
+        with pytest.raises(UserError, match="in use"), locked(RunFolder(tmp_path)):
             pass
         holder.kill()
         holder.wait()
-        with locked(tmp_path):
+        with locked(RunFolder(tmp_path)):
             pass
     finally:
         os.killpg(holder.pid, signal.SIGKILL)  # the child
@@ -109,9 +112,9 @@ def test_a_killed_reader_leaves_a_run_that_goes_on(
 ) -> None:
     flags = ("--data.workers", "1")
     train(tiny_config(*flags), tmp_path / "whole", quiet=True)
-    step = training.Run._step
+    step = training.Trainer._step
 
-    def kill_at_three(run: training.Run, batches: object) -> bool:
+    def kill_at_three(run: training.Trainer, batches: object) -> bool:
         if run.progress.step == 3:
             for child in multiprocessing.active_children():
                 os.kill(child.pid or 0, signal.SIGKILL)
@@ -121,7 +124,7 @@ def test_a_killed_reader_leaves_a_run_that_goes_on(
 
     out = tmp_path / "cut"
     with monkeypatch.context() as patch:
-        patch.setattr(training.Run, "_step", kill_at_three)
+        patch.setattr(training.Trainer, "_step", kill_at_three)
         with pytest.raises(UserError, match=r"was killed.*checkpoint of step 3 .* is intact"):
             train(tiny_config(*flags), out, quiet=True)
     assert read_progress(last(out)).step == 3
@@ -146,15 +149,15 @@ def test_every_optimizer_goes_on_as_if_never_stopped(
 ) -> None:
     config = tiny_config("--optim.name", name, "--optim.steps", "4")
     train(config, tmp_path / "whole", quiet=True)
-    step = training.Run._step
+    step = training.Trainer._step
 
-    def break_at_two(run: training.Run, batches: object) -> bool:
+    def break_at_two(run: training.Trainer, batches: object) -> bool:
         if run.progress.step == 2:
             raise UserError("cut")
         return step(run, batches)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Run, "_step", break_at_two)
+        patch.setattr(training.Trainer, "_step", break_at_two)
         with pytest.raises(UserError, match="cut"):
             train(config, tmp_path / "cut", quiet=True)
     train(config, tmp_path / "cut", resume=True, quiet=True)
@@ -275,12 +278,12 @@ def test_missing_and_misshapen_optimizer_state(
 def test_damaged_lines_of_metrics_are_left_out(text: str, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    good = read_metrics(metrics)
+    good = RunFolder(tmp_path / "run").read_metrics()
     assert good
     metrics.write_text(text + "\n" + metrics.read_text())
     config = tiny_config("--optim.steps", "2")
     assert train(config, tmp_path / "run", resume=True, quiet=True).finished
-    assert read_metrics(metrics)[: len(good)] == good
+    assert RunFolder(tmp_path / "run").read_metrics()[: len(good)] == good
     assert all(json.loads(line) for line in metrics.read_text().splitlines())
 
 

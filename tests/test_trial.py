@@ -3,11 +3,14 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hemnet import cli
 from hemnet.errors import UserError
+from hemnet.report import write_report
+from hemnet.run_folder import RunFolder
 from hemnet.training import loop as training
 from hemnet.training.checkpoints import read_progress
 from hemnet.training.config import OptimConfig, TrainConfig
@@ -16,7 +19,6 @@ from hemnet.training.loop import train
 from hemnet.training.memory import need, passes
 from hemnet.training.optim import rate_at
 from hemnet.training.presets import PRESETS, preset_flags
-from hemnet.training.run_log import read_metrics
 from hemnet.training.trial import find_rate, propose
 from kills import tiny_config
 
@@ -125,10 +127,10 @@ def test_a_run_until_the_plateau_ends_and_resumes_as_it_was(
         *("--optim.steps", "40", "--validation.every", "2", "--optim.plateau", "2"),
         *("--optim.rate", "0.001", "--run.log_every", "2", "--run.live_report", "false"),
     )
-    real = training.Run._validate
+    real = training.Trainer._validate
     turn, stop_after = [0], [3]
 
-    def validate(self: training.Run) -> bool:
+    def validate(self: training.Trainer) -> bool:
         if turn[0] == stop_after[0]:
             stop_after[0] = -1
             return False
@@ -136,14 +138,14 @@ def test_a_run_until_the_plateau_ends_and_resumes_as_it_was(
         turn[0] += 1
         return done
 
-    monkeypatch.setattr(training.Run, "_validate", validate)
+    monkeypatch.setattr(training.Trainer, "_validate", validate)
     train(config, tmp_path, quiet=True)  # stopped before the fourth validation
     assert read_progress(tmp_path / "checkpoints" / "last.safetensors").falls == 0
     result = train(config, tmp_path, resume=True, quiet=True)
     assert result.finished
     assert turn[0] == 10, "4 and 8, 10 without a better one; 12 is; 16, 20: the third ends it"
     assert result.step == 20
-    lines = [m for m in read_metrics(tmp_path / "metrics.jsonl") if m["kind"] == "train"]
+    lines = [m for m in RunFolder(tmp_path).read_metrics() if m["kind"] == "train"]
     rates = {m["step"]: m["rate"] for m in lines}
     assert rates[8] == pytest.approx(1e-3)
     assert rates[10] == pytest.approx(3e-4)
@@ -177,22 +179,14 @@ def test_a_run_chooses_its_passes_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert train(config, tmp_path, resume=True, quiet=True).finished
 
 
-def test_the_report_is_there_while_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_is_there_while_it_trains(tmp_path: Path) -> None:
     seen: list[str] = []
-    real = training.Run._report
 
-    def report(self: training.Run) -> None:
-        real(self)
-        path = self.out / "report.html"
-        seen.append(path.read_text(encoding="utf-8") if path.is_file() else "")
+    def report(*args: Any, **options: Any) -> None:
+        seen.append(write_report(*args, **options).read_text(encoding="utf-8"))
 
-    monkeypatch.setattr(training.Run, "_report", report)
-    train(tiny_config("--optim.steps", "6", "--validation.every", "2"), tmp_path)
-    assert len(seen) == 3
-    assert 'http-equiv="refresh"' in seen[0]
-    from hemnet.report import write_report
-
-    final = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "http-equiv" not in final
+    config = tiny_config("--optim.steps", "6", "--validation.every", "2")
+    train(config, tmp_path, report=report)
+    assert len(seen) == 2, "that of the end is for whoever started the run"
+    assert all('http-equiv="refresh"' in page for page in seen)
+    assert "http-equiv" not in write_report(tmp_path).read_text(encoding="utf-8")

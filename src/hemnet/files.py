@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,11 @@ from hemnet.errors import UserError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
     """A file that appears under its name when it is complete, and not at all after an error.
 
-    A link stays one, and what is no file, such as /dev/stdout, is written to and stays too.
+    `durable`: it also survives a power failure. A link stays one, and what is no file, such as
+    /dev/stdout, is written to and stays too.
     """
     if path.exists() and not path.is_file():
         # Nobody may be reading a pipe, which would be waited for.
@@ -29,19 +31,51 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         return
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # others may write the same file
     try:
         with part.open("wb") as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)  # gives the space back
         raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def link(path: Path, name: Path) -> None:
+    """A second name for a file, which keeps it when the first is replaced."""
+    part = name.with_name(f".{name.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(path, part)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, part)
+    os.replace(part, name)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename survive a power failure, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    with atomic_write(path, durable=durable) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode(errors="backslashreplace"))  # the name of a file need not be text
 
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError
-from hemnet.training.load import RUN_CONFIG, run_dataset
+from hemnet.run_folder import RunFolder
+from hemnet.training.setup import run_dataset
 
 log = logging.getLogger("hemnet")
 
@@ -46,7 +47,7 @@ def samples(classes: Sequence[str]) -> list[Sample]:
 
 def samples_of_run(run: str | Path, side: int) -> list[Sample] | None:
     """Images that a run validates on, none longer than `side`; None where there is no such run."""
-    if not (Path(run) / RUN_CONFIG).is_file():
+    if not RunFolder(run).holds_run:
         return None
     try:
         dataset = run_dataset(run)

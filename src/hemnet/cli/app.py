@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
         from hemnet.app.explore import Explorer
         from hemnet.app.routes import make_app
         from hemnet.app.samples import samples_of_run
-        from hemnet.training.load import open_model
+        from hemnet.inference.open_model import open_model
 
         device, _ = chosen_device(args.device)
         explorer = Explorer(open_model(args.model, args.trust).to(device), device)

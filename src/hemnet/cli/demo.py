@@ -91,14 +91,15 @@ def run(args: argparse.Namespace) -> None:
     from hemnet.data import Scenes
     from hemnet.inference.evaluate import evaluate
     from hemnet.inference.metrics import subset_miou
+    from hemnet.inference.open_model import load_model
     from hemnet.inference.options import EvaluationOptions
     from hemnet.report import write_report
-    from hemnet.training.load import RUN_CONFIG, load_model
+    from hemnet.run_folder import RunFolder
     from hemnet.training.loop import train
 
     # A demo that was interrupted goes on; one that is complete is shown again.
-    again = (args.out / RUN_CONFIG).exists()
-    result = train(demo_config(args.steps, args.seed), args.out, resume=again)
+    again = RunFolder(args.out).holds_run
+    result = train(demo_config(args.steps, args.seed), args.out, again, report=write_report)
     if result.stopped_by is not None:
         print(f"stopped at step {result.step}. Go on with: hemnet demo --out {args.out}")
         raise SystemExit(128 + result.stopped_by)

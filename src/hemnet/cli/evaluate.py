@@ -74,10 +74,11 @@ def run(args: argparse.Namespace) -> None:
     options = looking_options(args)
     check_output(args.json)
     from hemnet.inference.evaluate import evaluate, guessed
-    from hemnet.training.load import RUN_MODEL, open_model
+    from hemnet.inference.open_model import open_model
+    from hemnet.run_folder import RunFolder
 
     model = open_model(args.model, args.trust)
-    if args.report and not (Path(args.model) / RUN_MODEL).is_dir():
+    if args.report and not RunFolder(args.model).model.is_dir():
         raise UserError(f"--report is for run folders, and {args.model} is none.")
     dataset = _dataset(args, model)
     if args.out is not None:
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
     if args.report:
         from hemnet.report import write_report
 
-        print(f"wrote {write_report(args.model, dataset, result, device=device)}")
+        print(f"wrote {write_report(args.model, dataset, result, options=options, device=device)}")
 
 
 def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
@@ -108,7 +109,7 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
     from hemnet.data.catalog import GENERATED, open_dataset
     from hemnet.data.folders import parse_label_map
     from hemnet.training.config import DataConfig
-    from hemnet.training.load import run_config
+    from hemnet.training.config_parser import run_config
 
     config = run_config(args.model)
     name = args.name or (config.data.name if config is not None else None)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
-from hemnet.training.config import MAX_ITERATIONS
+from hemnet.limits import MAX_ITERATIONS
 
 HELP = "write a model as ONNX, torch.export or OpenVINO file, checked"
 FORMATS = ("onnx", "torch", "openvino")
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from hemnet.export.writers import export_as
+    from hemnet.inference.open_model import load_model
     from hemnet.progress import progress_bar, telling
-    from hemnet.training.load import load_model
 
     model = load_model(args.model)
     data = None

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hemnet.errors import UserError
-from hemnet.training.config import MAX_ITERATIONS
+from hemnet.limits import MAX_ITERATIONS
 
 if TYPE_CHECKING:
     import torch

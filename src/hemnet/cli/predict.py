@@ -92,9 +92,9 @@ def run(args: argparse.Namespace) -> None:
     options = _options(args)
     from hemnet.inference.global_bases import em_unit
     from hemnet.inference.input_files import find_images
+    from hemnet.inference.open_model import open_model
     from hemnet.inference.prediction_files import full_palette, save_voc_archive
     from hemnet.inference.predictor import CLASSES, LINES, Predictor, Writer, class_names
-    from hemnet.training.load import open_model
 
     listed = _standard_input() if "-" in args.inputs else ()
     sources = find_images([i for i in args.inputs if i != "-"], listed, leave_out=args.out)

@@ -21,20 +21,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hemnet.errors import UserError
-from hemnet.training.config import MAX_ITERATIONS
-
-if TYPE_CHECKING:
-    from hemnet.data.dataset import SegmentationDataset
-    from hemnet.models.segmenter import Segmenter
-    from hemnet.study.grid import Cell, Outcome
-    from hemnet.training.config import TrainConfig
+from hemnet.limits import MAX_ITERATIONS
 
 HELP = "the paper's tables and figures: ablation, iterations, gradients, attention, compare"
-RECIPE = "recipe.yaml"
-ALIASES = {"backbone": "--model.backbone", "weights": "--model.weights"}
 STEP_SIZES = [0.1, 0.2, 0.4, 0.8]
 
 
@@ -170,71 +162,3 @@ STUDIES = {
     "attention": ("Figure 4: what the bases attend to", _attention_arguments),
     "compare": ("All heads under one budget, beside Table 3", _compare_arguments),
 }
-
-
-def recipe_of(args: argparse.Namespace) -> TrainConfig:
-    """The study's recipe; a folder that has one keeps it."""
-    from hemnet.study.recipe import study_config
-    from hemnet.training.config_parser import differences, dump_config, read_config
-
-    flags = list(args.settings)
-    for short, long in ALIASES.items():
-        value = getattr(args, short)
-        flags += [] if value is None else [long, value]
-    kept = args.out / RECIPE
-    path = args.config or (kept if kept.exists() else None)
-    config = study_config(path, flags)
-    if kept.exists():
-        changed = differences(read_config(kept), config)
-        if changed:
-            raise UserError(
-                f"{args.out} was begun with another recipe:\n  " + "\n  ".join(changed) + "\n"
-                "Leave these settings out to go on with it, or choose another --out"
-            )
-    kept.write_text(dump_config(config), encoding="utf-8")
-    return config
-
-
-def train_cells(args: argparse.Namespace, cells: Sequence[Cell], **options: Any) -> Outcome:
-    from hemnet.study.grid import run_grid
-
-    if args.workers is not None and args.workers < 1:
-        raise UserError(f"--workers {args.workers}: expected at least 1")
-    outcome = run_grid(cells, args.out, workers=args.workers, **options)
-    if outcome.stopped_by is not None:
-        print(f"stopped. The same command goes on with what is in {args.out}")
-        raise SystemExit(128 + outcome.stopped_by)
-    return outcome
-
-
-def model_and_data(
-    source: Path, settings: Sequence[str]
-) -> tuple[Segmenter, TrainConfig, SegmentationDataset]:
-    """A trained model, its recipe changed by flags, and what that validates on."""
-    from hemnet.training.config_parser import read_config
-    from hemnet.training.load import RUN_CONFIG, load_model
-    from hemnet.training.setup import open_datasets
-
-    model = load_model(source)
-    path = source / RUN_CONFIG
-    config = read_config(path if path.is_file() else None, settings)
-    train_set, val_set = open_datasets(config.data)
-    dataset = val_set or train_set
-    names = model.config.classes
-    if model.config.num_classes != dataset.num_classes or (
-        names is not None and names != tuple(dataset.info.classes)
-    ):
-        raise UserError(
-            f"{source} was trained for other classes than those of {dataset.info.name}: give its "
-            "data with --data.name and --data.root"
-        )
-    return model, config, dataset
-
-
-def finish(out: Path, text: str, outcome: Outcome | None = None) -> None:
-    """Print the document and say where everything is; exit code 1 if runs failed."""
-    print(text)
-    print(f"wrote JSON, Markdown and pictures to {out}")
-    if outcome is not None and outcome.failed:
-        names = ", ".join(outcome.failed)
-        raise SystemExit(f"hemnet: {len(outcome.failed)} runs failed: {names}")

@@ -3,34 +3,116 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from hemnet.cli.study import (
-    finish,
-    model_and_data,
-    recipe_of,
-    train_cells,
-)
+from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.files import write_json
-from hemnet.study.grid import collect
+from hemnet.image_io import read_picture
+from hemnet.inference.open_model import load_model
+from hemnet.inspection.attention import choose_bases, class_shares, look
+from hemnet.inspection.em_trace import spread_out
+from hemnet.models.segmenter import Segmenter
+from hemnet.run_folder import RunFolder
+from hemnet.study import ablation_figure as picture
+from hemnet.study import markdown as tables
+from hemnet.study.ablation import ablation_cells, paper_ablation, summarise_ablation
+from hemnet.study.attention_figure import draw_attention, draw_shares
+from hemnet.study.compare_figure import draw_compare
+from hemnet.study.compare_heads import (
+    check_heads,
+    compare_cells,
+    costs_of,
+    speeds_of,
+    summarise_comparison,
+)
+from hemnet.study.gradients import gradient_cells, measure_model
+from hemnet.study.gradients_figure import draw_flow
+from hemnet.study.grid import Cell, Outcome, collect, run_grid
+from hemnet.study.iterations import evaluate_all, models_of, paper_iterations, summarise_iterations
+from hemnet.study.iterations_figure import draw_iterations
+from hemnet.study.recipe import study_config
+from hemnet.training.config import TrainConfig
+from hemnet.training.config_parser import differences, dump_config, read_config
+from hemnet.training.setup import open_datasets, open_split
+
+RECIPE = "recipe.yaml"
+ALIASES = {"backbone": "--model.backbone", "weights": "--model.weights"}
+
+
+def recipe_of(args: argparse.Namespace) -> TrainConfig:
+    """The study's recipe; a folder that has one keeps it."""
+    flags = list(args.settings)
+    for short, long in ALIASES.items():
+        value = getattr(args, short)
+        flags += [] if value is None else [long, value]
+    kept = args.out / RECIPE
+    path = args.config or (kept if kept.exists() else None)
+    config = study_config(path, flags)
+    if kept.exists():
+        changed = differences(read_config(kept), config)
+        if changed:
+            raise UserError(
+                f"{args.out} was begun with another recipe:\n  " + "\n  ".join(changed) + "\n"
+                "Leave these settings out to go on with it, or choose another --out"
+            )
+    kept.write_text(dump_config(config), encoding="utf-8")
+    return config
+
+
+def train_cells(args: argparse.Namespace, cells: Sequence[Cell], **options: Any) -> Outcome:
+    if args.workers is not None and args.workers < 1:
+        raise UserError(f"--workers {args.workers}: expected at least 1")
+    outcome = run_grid(cells, args.out, workers=args.workers, **options)
+    if outcome.stopped_by is not None:
+        print(f"stopped. The same command goes on with what is in {args.out}")
+        raise SystemExit(128 + outcome.stopped_by)
+    return outcome
+
+
+def model_and_data(
+    source: Path, settings: Sequence[str]
+) -> tuple[Segmenter, TrainConfig, SegmentationDataset]:
+    """A trained model, its recipe changed by flags, and what that validates on."""
+
+    model = load_model(source)
+    run = RunFolder(source)
+    config = read_config(run.config if run.holds_run else None, settings)
+    train_set, val_set = open_datasets(config.data)
+    dataset = val_set or train_set
+    names = model.config.classes
+    if model.config.num_classes != dataset.num_classes or (
+        names is not None and names != tuple(dataset.info.classes)
+    ):
+        raise UserError(
+            f"{source} was trained for other classes than those of {dataset.info.name}: give its "
+            "data with --data.name and --data.root"
+        )
+    return model, config, dataset
+
+
+def finish(out: Path, text: str, outcome: Outcome | None = None) -> None:
+    """Print the document and say where everything is; exit code 1 if runs failed."""
+    print(text)
+    print(f"wrote JSON, Markdown and pictures to {out}")
+    if outcome is not None and outcome.failed:
+        names = ", ".join(outcome.failed)
+        raise SystemExit(f"hemnet: {len(outcome.failed)} runs failed: {names}")
 
 
 def ablation(args: argparse.Namespace) -> None:
-    from hemnet.study import ablation_figure as picture
-    from hemnet.study import markdown as tables
-    from hemnet.study.ablation import ablation_cells, paper_summary, summarise
-
     config = recipe_of(args)
     cells = ablation_cells(config, args.iterations, args.step_sizes, args.seeds, args.baselines)
     outcome = None if args.summary else train_cells(args, cells, shard=args.shard)
     results = collect(cells, [args.out, *args.merge])
-    summary, printed = summarise(cells, results), paper_summary()
+    summary, printed = summarise_ablation(cells, results), paper_ablation()
     if not summary["runs_done"]:
         raise UserError(f"none of the {len(cells)} runs in {args.out} is done")
     context = None
     if any(result.get("context_miou") is not None for result in results.values()):
-        context = summarise(cells, results, "context_miou")
+        context = summarise_ablation(cells, results, "context_miou")
     content = {"miou": summary, "context_miou": context, "paper": printed}
     write_json(args.out / "ablation.json", content | {"runs": list(results.values())})
     text = tables.ablation_document(summary, context, tables.grid_table(printed))
@@ -44,17 +126,13 @@ def ablation(args: argparse.Namespace) -> None:
 
 
 def iterations(args: argparse.Namespace) -> None:
-    from hemnet.study import markdown as tables
-    from hemnet.study.iterations import evaluate_all, models_of, paper_summary, summarise
-    from hemnet.study.iterations_figure import draw_iterations
-
     models = models_of(args.models)
     _, config, dataset = model_and_data(models[0].path, args.settings)
     rows = evaluate_all(models, dataset, args.iterations, args.out, config.validation.batch_size)
-    summary, printed = summarise(rows), paper_summary()
+    summary, printed = summarise_iterations(rows), paper_iterations()
     content: dict[str, Any] = {"miou": summary, "paper": printed, "rows": rows}
     if dataset.info.context_classes:
-        content["context_miou"] = summarise(rows, "context_miou")
+        content["context_miou"] = summarise_iterations(rows, "context_miou")
     write_json(args.out / "iterations.json", content)
     text = tables.iterations_document(summary, printed)
     (args.out / "iterations.md").write_text(text, encoding="utf-8")
@@ -64,10 +142,6 @@ def iterations(args: argparse.Namespace) -> None:
 
 
 def gradients(args: argparse.Namespace) -> None:
-    from hemnet.study import markdown as tables
-    from hemnet.study.gradients import gradient_cells, measure_model
-    from hemnet.study.gradients_figure import draw_flow
-
     if args.samples < 1 or (args.every is not None and args.every < 1):
         raise UserError("--samples and --every: expected at least 1")
     if args.model is not None:
@@ -106,12 +180,6 @@ def gradients(args: argparse.Namespace) -> None:
 def attention(args: argparse.Namespace) -> None:
     import torch
 
-    from hemnet.image_io import read_picture
-    from hemnet.inspection.attention import choose_bases, class_shares, look
-    from hemnet.inspection.em_trace import spread_out
-    from hemnet.study import markdown as tables
-    from hemnet.study.attention_figure import draw_attention, draw_shares
-
     model, _, dataset = model_and_data(args.model, args.settings)
     model.eval()
     mask = None
@@ -143,24 +211,13 @@ def attention(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    from hemnet.study import markdown as tables
-    from hemnet.study.compare_figure import draw_compare
-    from hemnet.study.compare_heads import (
-        check_heads,
-        compare_cells,
-        costs_of,
-        speeds_of,
-        summarise,
-    )
-    from hemnet.training.setup import open_split
-
     heads = check_heads(args.heads)
     config = recipe_of(args)
     info = open_split(config.data, config.data.split, config.data.length).info
     cells = compare_cells(config, heads, args.seeds)
     outcome = train_cells(args, cells)
     results = collect(cells, [args.out])
-    summary = summarise(
+    summary = summarise_comparison(
         heads, results, costs_of(config, heads, info), speeds_of(config, heads, info)
     )
     write_json(args.out / "compare.json", summary)

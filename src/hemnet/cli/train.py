@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hemnet.errors import UserError
+from hemnet.run_folder import RunFolder
 from hemnet.training.config_parser import help_text
 from hemnet.training.presets import PRESETS, preset_flags
 
@@ -81,9 +82,12 @@ def run(args: argparse.Namespace) -> None:
         _trial(args, config)
         return
 
+    from hemnet.report import write_report
     from hemnet.training.loop import train
 
-    result = train(config, args.out, args.resume, allow_changes=args.allow_changes)
+    result = train(
+        config, args.out, args.resume, allow_changes=args.allow_changes, report=write_report
+    )
     if result.stopped_by is not None:
         print(f"stopped at step {result.step}. Go on with: hemnet train --resume --out {args.out}")
         raise SystemExit(128 + result.stopped_by)
@@ -93,15 +97,12 @@ def run(args: argparse.Namespace) -> None:
             f", mIoU {result.miou:.2f}, best mIoU {result.best_miou:.2f} at step {result.best_step}"
         )
     if result.main:
-        from hemnet.report import write_report
-
-        print(f"{summary}. The model is in {args.out / 'model'}")
+        print(f"{summary}. The model is in {RunFolder(args.out).model}")
         print(f"report: {write_report(args.out)}")
 
 
 def _config(args: argparse.Namespace) -> TrainConfig:
     from hemnet.training.config_parser import given_settings, read_config
-    from hemnet.training.resume import CONFIG
 
     if args.out is None and not (args.dry_run or args.find_rate):
         raise UserError("say where the run is to be: --out RUN")
@@ -109,9 +110,9 @@ def _config(args: argparse.Namespace) -> TrainConfig:
         raise UserError("--allow-changes belongs to --resume")
     path = args.config
     if path is None and args.resume:
-        path = args.out / CONFIG
+        path = RunFolder(args.out).config
         if not path.exists():
-            raise UserError(f"{args.out} holds no run to resume: it has no {CONFIG}")
+            raise UserError(f"{args.out} holds no run to resume: it has no {path.name}")
     if path is None and args.preset is None:
         raise UserError(
             "give a configuration with --config, such as configs/scenes.yaml, or begin with "

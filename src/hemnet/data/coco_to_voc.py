@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hemnet.data.class_lists import COCO_TO_VOC
+from hemnet.data.label_conversion import need, write_png
 from hemnet.data.labels import VOID
 from hemnet.data.layouts import enter
-from hemnet.data.prepare import need, write_png
 from hemnet.errors import UserError
 from hemnet.progress import track
 

@@ -16,7 +16,7 @@ from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import VOID, Colour
 from hemnet.data.sampler import Key
 from hemnet.data.transforms import Augmentation, drawing, training_transform
-from hemnet.files import replacing
+from hemnet.files import atomic_write
 
 INK, PAPER, VOID_COLOUR = (40, 40, 46), (255, 255, 255), (236, 236, 232)
 GAP, LINE = 6, 22
@@ -148,5 +148,5 @@ def _text(pen: ImageDraw.ImageDraw, place: tuple[int, int], text: str, width: in
 
 
 def save_sheet(sheet: Image.Image, path: Path) -> None:
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         sheet.save(file, format="JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG")

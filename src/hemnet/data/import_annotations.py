@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hemnet.data.annotation_formats import BACKGROUND, IGNORED, READERS, Item, Project, upright
 from hemnet.data.folders import find_classes
+from hemnet.data.label_conversion import write_png
 from hemnet.data.labels import MAX_CLASSES, VOID, DataError
-from hemnet.data.prepare import write_png
 from hemnet.errors import UserError
 from hemnet.progress import track
 

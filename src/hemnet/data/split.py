@@ -22,6 +22,7 @@ from hemnet.data.dataset import FileDataset
 from hemnet.data.folders import SPLITS
 from hemnet.data.labels import read_label
 from hemnet.errors import UserError
+from hemnet.files import write_text
 from hemnet.progress import track
 
 
@@ -164,8 +165,6 @@ def write_splits(dataset: FileDataset, division: Division, root: Path) -> list[P
             places = [Path(os.path.relpath(p, folder)).as_posix() for p in (pair.image, pair.label)]
             lines.append("\t".join(places))
         path = folder / f"{part}.txt"
-        scratch = path.with_name(f".{path.name}.part")
-        scratch.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(scratch, path)
+        write_text(path, "\n".join(lines) + "\n")
         written.append(path)
     return written

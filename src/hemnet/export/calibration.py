@@ -16,7 +16,7 @@ from hemnet.export.quantise import Calibration
 from hemnet.image_io import read_picture
 from hemnet.inference.input_files import find_images
 from hemnet.models.segmenter import Segmenter
-from hemnet.training.load import run_config
+from hemnet.training.config_parser import run_config
 from hemnet.training.setup import open_split
 
 LARGEST = 1024  # side of the middle of an image that is looked at

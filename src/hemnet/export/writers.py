@@ -28,7 +28,7 @@ from hemnet.errors import UserError
 from hemnet.export import quantise
 from hemnet.export.quantise import Calibration, HalfWeights, Loss
 from hemnet.inference.exported_model import METADATA, SUFFIXES, ExportedModel, needs
-from hemnet.models.pretrained import config_content
+from hemnet.models.saving import config_content
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import em_units
 from hemnet.progress import stage

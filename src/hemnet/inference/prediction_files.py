@@ -15,7 +15,7 @@ from PIL import Image
 
 from hemnet.data.class_lists import colour_map
 from hemnet.data.labels import Colour
-from hemnet.files import replacing
+from hemnet.files import atomic_write
 from hemnet.inference.sliding_window import Classes
 
 STRENGTH = 0.55  # of the colours in an overlay
@@ -36,7 +36,7 @@ def save_classes(classes: Classes, palette: Sequence[Colour], path: Path) -> Non
     image = Image.fromarray(classes)
     if classes.dtype == np.uint8:
         image.putpalette([value for colour in palette for value in colour])
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         image.save(file, "PNG")
 
 
@@ -68,7 +68,7 @@ def save_overlay(
         weight = share[ids][..., None]
         mixed = (strip * (256 - weight) + table[ids] * weight) >> 8
         picture.paste(Image.fromarray(mixed.astype(np.uint8)), box)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         if path.suffix == ".png":
             picture.save(file, "PNG")
         else:
@@ -78,7 +78,7 @@ def save_overlay(
 def save_voc_archive(maps: Mapping[str, Path], competition: str, path: Path) -> None:
     """The archive that PASCAL VOC's server takes, of the class maps of image ids."""
     folder = VOC_FOLDER.format(competition)
-    with replacing(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, source in maps.items():
             data = source.read_bytes()
             entry = tarfile.TarInfo(f"{folder}/{name}.png")  # no owner, no date: only the result

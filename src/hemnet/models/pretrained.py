@@ -1,4 +1,4 @@
-"""Saved models: a folder with `config.json` and `model.safetensors`; local, ours or on the hub.
+"""Saved models, loaded: from a folder, from those in the package, or from the hub.
 
 Nothing in such a folder is executed, and a model is built only after the file's tensors were
 seen to be those that the configuration asks for.
@@ -8,56 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hemnet.errors import UserError
 from hemnet.models.bundled import boxed, is_hub_id, not_found
 from hemnet.models.registry import make_config
+from hemnet.models.saving import CONFIG, FORMAT, WEIGHTS
 from hemnet.models.segmenter import ModelConfig, Segmenter
 from hemnet.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-FORMAT = 1
 log = logging.getLogger("hemnet")
-
-
-def save_pretrained(model: Segmenter, folder: str | Path, half: bool = False) -> Path:
-    """Writes a model's folder. Each file is complete before it takes its name.
-
-    With `half` kernels are stored in half precision, everything else as it is: norms' statistics
-    would leave its range.
-    """
-    if model.fused:
-        raise UserError("a fused model cannot be saved: save the model that it was made from")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config_content(model), indent=2, ensure_ascii=False) + "\n"
-    state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    if half:
-        state = {k: v.half() if _is_kernel(k, v) else v for k, v in state.items()}
-        lost = [k for k, v in state.items() if not v.isfinite().all()]
-        if lost:
-            raise UserError(f"half precision has no numbers as large as those of {lost[0]}")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
-        Path(temporary, CONFIG).write_text(text, encoding="utf-8")
-        save_file(state, Path(temporary, WEIGHTS), metadata={"format": "pt"})
-        # safetensors lets only the owner read; whoever may read the one may read the other.
-        Path(temporary, WEIGHTS).chmod(Path(temporary, CONFIG).stat().st_mode)
-        for name in (WEIGHTS, CONFIG):
-            os.replace(Path(temporary, name), folder / name)
-    return folder
 
 
 def from_pretrained(source: str | Path, revision: str | None = None) -> Segmenter:
@@ -104,25 +73,6 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     return found
 
 
-def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
-    """Uploads a model; needs a login of `huggingface_hub`. Returns the address."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(model, folder)
-        address = api.create_repo(repo_id, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=repo_id, folder_path=folder, commit_message=f"hemnet {__version__} model"
-        )
-    return str(address)
-
-
-def config_content(model: Segmenter) -> dict[str, Any]:
-    """What is saved of a model's configuration; `parse_config` reads it."""
-    return {"format": FORMAT, "hemnet_version": __version__} | asdict(model.config)
-
-
 def read_config(path: Path) -> ModelConfig:
     """A `config.json`, checked field by field like the arguments of `create_model`."""
     try:
@@ -155,11 +105,6 @@ def parse_config(text: str, path: Path) -> ModelConfig:
         return make_config(content.pop("model"), **content)
     except (UserError, TypeError, ValueError) as error:
         raise UserError(f"{path} cannot be used: {error}") from None
-
-
-def _is_kernel(name: str, value: Tensor) -> bool:
-    """Of a convolution; the bases are matrices, too, but small."""
-    return name.endswith(".weight") and value.ndim > 1
 
 
 def _check_tensors(config: ModelConfig, path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from hemnet.errors import UserError
+from hemnet.limits import MAX_ITERATIONS
 from hemnet.models.segmenter import ModelConfig, Segmenter
 from hemnet.nn.attention import PRESETS
 from hemnet.nn.heads import HEADS
-from hemnet.training.config import MAX_ITERATIONS
 
 _MODEL_ARGUMENTS = ("self", "channels", "strides", "num_classes", "width", "unit")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hemnet.errors import UserError
 from hemnet.image_io import read_picture
+from hemnet.models.saving import push_to_hub, save_pretrained
 from hemnet.nn.backbone import Backbone
 from hemnet.nn.backbone_weights import WeightsReport, load_weights
 from hemnet.nn.fuse import fold_batch_norms
@@ -212,12 +213,8 @@ class Segmenter(nn.Module):
 
         `half`: kernels in half precision, for a file of half the size.
         """
-        from hemnet.models.pretrained import save_pretrained
-
         return save_pretrained(self, folder, half)
 
     def push_to_hub(self, repo_id: str, private: bool = False) -> str:
         """Uploads what `save_pretrained` writes to the Hugging Face hub; returns the address."""
-        from hemnet.models.pretrained import push_to_hub
-
         return push_to_hub(self, repo_id, private)

@@ -11,15 +11,15 @@ from hemnet.data.labels import VOID
 from hemnet.inspection.em_trace import find_unit, most_distinct
 from hemnet.nn.attention import HighwayEMAttention
 from hemnet.report.charts import Series, line_chart, smooth
+from hemnet.report.contents import RunContents
 from hemnet.report.images import example_panels, heat_map, photograph
-from hemnet.report.page import Run
 from hemnet.version import __version__
 
 MAPS = 6  # bases whose maps are drawn
 CONFUSIONS = 6  # most frequent ones, listed
 
 
-def header(run: Run) -> str:
+def header(run: RunContents) -> str:
     config, info = run.model.config, run.dataset.info
     tiles = [
         (f"{run.scores['miou']:.1f}%", "mIoU"),
@@ -40,13 +40,13 @@ def header(run: Run) -> str:
         tiles.append((f"{speeds[len(speeds) // 2]:.1f}", "images per second"))
     what = f"{config.model} · {config.backbone}, stride {config.output_stride}"
     return (
-        f"<h1>{escape(run.folder.name)}</h1>"
+        f"<h1>{escape(run.folder.path.name)}</h1>"
         f'<p class="soft">{escape(what)} · {escape(info.title)}, {escape(run.dataset.split)}</p>'
         f"{_tiles(tiles)}"
     )
 
 
-def curves(run: Run) -> str:
+def curves(run: RunContents) -> str:
     charts = []
     lines = [line for line in run.training if "loss" in line]
     if len(lines) > 1:
@@ -67,7 +67,7 @@ def curves(run: Run) -> str:
     return _section("Learning curve", f'<div class="charts">{"".join(charts)}</div>')
 
 
-def classes(run: Run) -> str:
+def classes(run: RunContents) -> str:
     info = run.dataset.info
     rows = []
     for number, (name, colour) in enumerate(zip(info.classes, info.palette, strict=True)):
@@ -89,7 +89,7 @@ def classes(run: Run) -> str:
     return _section("IoU of each class", body + _confusions(run))
 
 
-def _confusions(run: Run) -> str:
+def _confusions(run: RunContents) -> str:
     if run.confusion is None:
         return ""
     shares = 100 * run.confusion.double() / run.confusion.sum(1, keepdim=True).clamp(min=1)
@@ -109,7 +109,7 @@ def _confusions(run: Run) -> str:
     return f'<h3 style="margin-top:22px">Most often confused</h3><table>{head}{rows}</table>'
 
 
-def predictions(run: Run) -> str:
+def predictions(run: RunContents) -> str:
     info = run.dataset.info
     masks = [mask for example, _ in run.examples for mask in (example.mask, example.prediction)]
     present = sorted({int(value) for mask in masks for value in mask.unique()})
@@ -135,7 +135,7 @@ def predictions(run: Run) -> str:
     return _section("Predictions", f'{body}<div class="examples">{"".join(figures)}</div>')
 
 
-def attention(run: Run) -> str:
+def attention(run: RunContents) -> str:
     if run.unit is None:
         return ""
     example = run.watched
@@ -190,7 +190,7 @@ def attention(run: Run) -> str:
     return _section("What the attention does", body)
 
 
-def health(run: Run) -> str:
+def health(run: RunContents) -> str:
     if run.unit is None:
         return ""
     found = run.unit.health
@@ -240,50 +240,46 @@ def health(run: Run) -> str:
     return _section("Health of the bases", body)
 
 
-def next_steps(run: Run) -> str:
-    from hemnet.cli import COMMANDS
-
-    place = str(run.folder)
+def next_steps(run: RunContents) -> str:
+    place = str(run.folder.path)
     steps = [
-        ("evaluate", "More accurate: several scales and mirrored, averaged",
+        ("More accurate: several scales and mirrored, averaged",
          f"hemnet evaluate {place} --scales 0.75 1 1.25 --flip"),
-        ("evaluate", "Best and worst images, and the confusion matrix, as pictures",
+        ("Best and worst images, and the confusion matrix, as pictures",
          f"hemnet evaluate {place} --out {place}/pictures --json {place}/evaluation.json"),
-        ("train", "Train on your own images (images/ and labels/ in one folder)",
+        ("Train on your own images (images/ and labels/ in one folder)",
          "hemnet train --config configs/folder.yaml --data.root mydata --out runs/mine"),
-        ("predict", "Class maps and overlays of new images",
+        ("Class maps and overlays of new images",
          f"hemnet predict {place} photo.jpg --out predictions"),
-        ("app", "Explore the model in a browser", f"hemnet app {place}"),
+        ("Explore the model in a browser", f"hemnet app {place}"),
     ]  # fmt: skip
     if run.unit is not None:
-        more = ("evaluate", "More iterations of EM, without training again",
+        more = ("More iterations of EM, without training again",
                 f"hemnet evaluate {place} --iterations {2 * run.unit.iterations}")  # fmt: skip
         steps.insert(1, more)
     body = "".join(
-        f"<div>{escape(text)}</div><pre>{escape(command)}</pre>"
-        for name, text, command in steps
-        if name in COMMANDS
+        f"<div>{escape(text)}</div><pre>{escape(command)}</pre>" for text, command in steps
     )
     code = f'model = hemnet.from_pretrained("{place}/model")\nclasses = model.predict("photo.jpg")'
     return _section("Next steps", f"{body}<div>In Python</div><pre>{escape(code)}</pre>")
 
 
-def details(run: Run) -> str:
+def details(run: RunContents) -> str:
     parts = []
-    config = run.folder / "config.yaml"
-    if config.is_file():
-        text = config.read_text(encoding="utf-8")
+    if run.folder.holds_run:
+        text = run.folder.config.read_text(encoding="utf-8")
         parts.append(
             f"<details><summary>Configuration</summary><pre>{escape(text)}</pre></details>"
         )
-    if run.environment:
-        text = "\n".join(f"{key}: {value}" for key, value in run.environment.items())
+    environment = run.folder.read_environment()
+    if environment:
+        text = "\n".join(f"{key}: {value}" for key, value in environment.items())
         parts.append(f"<details><summary>Environment</summary><pre>{escape(text)}</pre></details>")
     section = f"<section>{''.join(parts)}</section>" if parts else ""
     return f"{section}<footer>Written by hemnet {__version__}.</footer>"
 
 
-SECTIONS: Sequence[Callable[[Run], str]] = (
+SECTIONS: Sequence[Callable[[RunContents], str]] = (
     header, curves, classes, predictions, attention, health, next_steps, details,
 )  # fmt: skip
 

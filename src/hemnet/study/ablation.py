@@ -97,7 +97,7 @@ def noise_of(table: Runs, key: str = "miou") -> Noise | None:
     return pooled_within_seeds([group for group in groups if group])
 
 
-def summarise(
+def summarise_ablation(
     cells: Sequence[Cell], results: Mapping[str, dict[str, Any]], key: str = "miou"
 ) -> dict[str, Any]:
     """Everything the table, the picture and the text need, as JSON can hold it."""
@@ -196,7 +196,7 @@ def _plain(estimate: Any) -> dict[str, Any]:
     return {"value": estimate.value, "margin": estimate.margin, "clear": bool(estimate.clear)}
 
 
-def paper_summary() -> dict[str, Any]:
+def paper_ablation() -> dict[str, Any]:
     """The paper's table in the same form, one run each."""
     return {
         "iterations": list(paper.ITERATIONS),

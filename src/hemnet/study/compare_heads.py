@@ -96,7 +96,7 @@ def _timed(model: torch.nn.Module, images: Tensor) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def summarise(
+def summarise_comparison(
     heads: Sequence[str],
     results: Mapping[str, dict[str, Any]],
     costs: Mapping[str, dict[str, Any]],

@@ -21,10 +21,10 @@ from typing import Any
 
 from hemnet.data.dataset import Info, SegmentationDataset
 from hemnet.errors import UserError
-from hemnet.files import read_object
+from hemnet.files import read_object, write_text
 from hemnet.progress import progress_bar
+from hemnet.run_folder import RunFolder
 from hemnet.study.feature_cache import shared_store
-from hemnet.training.checkpoints import write_atomically
 from hemnet.training.config import TrainConfig
 from hemnet.training.signals import StopSignals
 
@@ -258,9 +258,7 @@ def _train_cell(cell: Cell, run: Path, data: Datasets) -> dict[str, Any] | None:
 
 def _summary(run: Path, info: Info) -> dict[str, Any]:
     """The last validation of a run."""
-    from hemnet.training.run_log import METRICS, read_metrics
-
-    last = [line for line in read_metrics(run / METRICS) if line["kind"] == "validation"][-1]
+    last = RunFolder(run).read_metrics("validation")[-1]
     context = [last["iou"][info.classes[k]] for k in info.context_classes]
     known = [value for value in context if value is not None]
     return {
@@ -276,4 +274,4 @@ def _write(out: Path, cell: Cell, content: dict[str, Any]) -> None:
     run = out / "runs" / cell.name
     run.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"name": cell.name, **cell.place, **content}, indent=1)
-    write_atomically(run / RESULT, (text + "\n").encode())
+    write_text(run / RESULT, text + "\n", durable=True)

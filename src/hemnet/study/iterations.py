@@ -13,13 +13,13 @@ from hemnet.errors import UserError
 from hemnet.files import read_object, write_json
 from hemnet.inference.evaluate import evaluate
 from hemnet.inference.metrics import subset_miou
+from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
 from hemnet.inspection.em_trace import find_unit
 from hemnet.nn.attention import EMAttention
 from hemnet.study import paper_results as paper
 from hemnet.study.grid import read_result
 from hemnet.study.uncertainty import mean_sd, pooled
-from hemnet.training.load import load_model
 
 EVALUATIONS = "evaluations.json"
 
@@ -119,7 +119,7 @@ def _key(model: Trained, dataset: SegmentationDataset, iterations: int) -> str:
     return f"{model.path} | {dataset.info.name} {dataset.split} {len(dataset)} | {iterations}"
 
 
-def summarise(rows: Sequence[dict[str, Any]], key: str = "miou") -> dict[str, Any]:
+def summarise_iterations(rows: Sequence[dict[str, Any]], key: str = "miou") -> dict[str, Any]:
     columns = sorted({r["column"] for r in rows}, key=lambda c: (c == "emanet", c))
     iterations = sorted({r["iterations"] for r in rows})
     cells: dict[str, dict[str, Any]] = {}
@@ -154,7 +154,7 @@ def _gain(rows: Sequence[dict[str, Any]], column: str, best: int, key: str) -> d
     return {"mean": fmean(pairs), "sd": noise and noise.sd, "models": len(pairs)}
 
 
-def paper_summary() -> dict[str, Any]:
+def paper_iterations() -> dict[str, Any]:
     cells = {
         column: {
             str(t): {"mean": value, "sd": None, "runs": [value]}

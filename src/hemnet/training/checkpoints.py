@@ -8,7 +8,6 @@ the disk and renamed, so that under the final name there is always a complete ch
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -21,10 +20,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hemnet.errors import UserError
+from hemnet.files import atomic_write, link
 from hemnet.models.segmenter import Segmenter
+from hemnet.run_folder import RunFolder
 
 FORMAT = 1
-LAST, BEST = "last.safetensors", "best.safetensors"
 _GROUP = ("params", "name", "multiple", "weight_decay", "lr", "initial_lr")
 _ALIKE = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # have the shape of their parameter
 _KINDS = {"int": int, "float": int | float, "float | None": int | float | None}
@@ -46,6 +46,17 @@ class Progress:
     loss_steps: int = 0
     processes: int = 1
     scaler: dict[str, Any] = field(default_factory=dict)  # of fp16's loss scale
+
+    @property
+    def is_best(self) -> bool:
+        """Whether no step was better than this one."""
+        return self.best_step == self.step
+
+    def validate(self, miou: float) -> None:
+        """Note what this step's validation found."""
+        self.validated, self.last_miou = self.step, miou
+        if self.best_miou is None or miou > self.best_miou:
+            self.best_miou, self.best_step = miou, self.step
 
 
 def save_checkpoint(
@@ -70,7 +81,8 @@ def save_checkpoint(
             "optimizer": json.dumps({"kind": type(optimizer).__name__, "values": plain}),
         },
     )
-    write_atomically(path, content)
+    with atomic_write(path, durable=True) as file:
+        file.write(content)
 
 
 def _optimizer_values(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
@@ -191,16 +203,15 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, values: Mapping[str, Any])
                 now[name] = value.to(now[name].device)
 
 
-class Keeper:
+class Checkpoints:
     """The checkpoints of a run folder, and the model that others load from it.
 
     `last` is written first, and everything else follows from it: a kill in between leaves `best`
-    and model/ a step behind, which `mend` sees and puts right when the run is resumed.
+    and model/ a step behind, which `repair` sees and puts right when the run is resumed.
     """
 
-    def __init__(self, out: Path, *, validates: bool, keep: str = "best") -> None:
-        self.last, self.best = (out / "checkpoints" / name for name in (LAST, BEST))
-        self.model_folder = out / "model"
+    def __init__(self, folder: RunFolder, *, validates: bool, keep: str = "best") -> None:
+        self.last, self.best, self.model_folder = folder.last, folder.best, folder.model
         self.follows_last = keep == "last" or not validates  # what the model folder holds
 
     def save(
@@ -225,52 +236,14 @@ class Keeper:
             return None
         return load_checkpoint(self.last, model, optimizer, average)
 
-    def mend(self, model: Segmenter, progress: Progress) -> None:
+    def repair(self, model: Segmenter, progress: Progress) -> None:
         """`model` is what the model folder would hold: the average, if there is one."""
         for rest in self.model_folder.glob(".saving-*"):
             shutil.rmtree(rest, ignore_errors=True)
         self._derive(model, progress)
 
     def _derive(self, model: Segmenter, progress: Progress) -> None:
-        is_best = progress.best_step == progress.step
-        if is_best or self.follows_last:
+        if progress.is_best or self.follows_last:
             model.save_pretrained(self.model_folder)
-        if is_best:
-            _link(self.last, self.best)
-
-
-def _link(path: Path, name: Path) -> None:
-    """A second name for a file, which keeps it when the first is replaced."""
-    beside = name.with_name(name.name + ".part")
-    beside.unlink(missing_ok=True)
-    try:
-        os.link(path, beside)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, beside)
-    os.replace(beside, name)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)  # gives the space back
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, where the system can."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        if progress.is_best:
+            link(self.last, self.best)

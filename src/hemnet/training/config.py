@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
+from hemnet.limits import MAX_ITERATIONS
 
-MAX_ITERATIONS = 1000  # of EM: hours, and no change any more
 LOSSES = ("cross_entropy", "focal", "dice", "lovasz")  # that can be added
 Precision = Literal["float32", "bf16", "fp16"]
 

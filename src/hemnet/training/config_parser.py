@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from hemnet.errors import UserError
+from hemnet.run_folder import RunFolder
 from hemnet.training.config import TrainConfig, check_config, joined
 
 # Settings that do not change what a run computes: a resumed run may have others.
@@ -52,6 +53,12 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     config = TrainConfig(**{f.name: getattr(found, f.name) for f in fields(TrainConfig)})
     check_config(config)
     return config
+
+
+def run_config(run: str | Path) -> TrainConfig | None:
+    """The configuration a run was started with; None where the folder holds no run."""
+    folder = RunFolder(run)
+    return read_config(folder.config) if folder.holds_run else None
 
 
 def given_settings(path: str | Path | None, flags: Sequence[str]) -> set[str]:

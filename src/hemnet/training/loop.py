@@ -28,9 +28,10 @@ from hemnet.inference.evaluate import evaluate, guessed
 from hemnet.inference.metrics import Evaluation
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import em_units
-from hemnet.training import setup as build
+from hemnet.run_folder import RunFolder
+from hemnet.training import setup
 from hemnet.training.accelerator import computing, summed
-from hemnet.training.checkpoints import Keeper, Progress
+from hemnet.training.checkpoints import Checkpoints, Progress
 from hemnet.training.config import TrainConfig, check_config
 from hemnet.training.config_parser import decisive
 from hemnet.training.display import Display, Meter
@@ -40,8 +41,8 @@ from hemnet.training.memory import passes, passes_of
 from hemnet.training.optim import FALLS, make_optimizer, rate_at, set_rate, trained
 from hemnet.training.resume import (
     check_folder,
-    clear_errors,
     locked,
+    report_last_checkpoint,
     resumed_choices,
     write_config,
 )
@@ -53,6 +54,7 @@ from hemnet.training.weight_average import AveragedWeights
 log = logging.getLogger("hemnet")
 
 REFRESH = 20  # seconds after which the page of a run that trains is read again
+Report = Callable[..., object]  # write_report(run, data set, evaluation, refresh=seconds)
 Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
 
 
@@ -77,33 +79,35 @@ def train(
     quiet: bool = False,
     data: Datasets | None = None,
     prepare: Callable[[Segmenter], object] | None = None,
+    report: Report | None = None,
 ) -> TrainResult:
     """Train a model in the run folder `out`; with `resume` go on where the folder's run was.
 
     A folder that holds a run is not overwritten, and a run is resumed with its own configuration
     only, unless `allow_changes`. `data` are the configuration's data sets where the caller has
-    them open already; `prepare` is called with the model before the first step.
+    them open already; `prepare` is called with the model before the first step, `report` after
+    each validation but the last, where the configuration asks for a live report.
     """
     check_config(config)
     check_wandb(config)
-    asked, config = config.optim.warmup, build.settle(config)
+    asked, config = config.optim.warmup, setup.settle(config)
     if config.optim.warmup != asked:
         log.warning(
             "optim.warmup %d does not fit into %d steps: the rate rises over the first %d", asked,
             config.optim.steps, config.optim.warmup,
         )  # fmt: skip
-    out = Path(out)
+    folder = RunFolder(out)
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         accelerator = stack.enter_context(computing(config.run))
         if accelerator.is_main_process:  # which alone writes
-            stack.enter_context(locked(out))
-        stack.enter_context(clear_errors(out))
+            stack.enter_context(locked(folder))
+        stack.enter_context(report_last_checkpoint(folder))
         if resume:
-            config = resumed_choices(config, out)
+            config = resumed_choices(config, folder)
         if accelerator.is_main_process:
-            check_folder(config, out, resume, allow_changes)
-        run = Run(config, out, accelerator, signals, quiet=quiet, data=data)
+            check_folder(config, folder, resume, allow_changes)
+        run = Trainer(config, folder, accelerator, signals, quiet=quiet, data=data, report=report)
         if prepare is not None:
             prepare(run.model)
         try:
@@ -112,26 +116,28 @@ def train(
             run.close()
 
 
-class Run:
+class Trainer:
     """A run and all it holds; `progress` is what a checkpoint remembers beside the tensors."""
 
     def __init__(
         self,
         config: TrainConfig,
-        out: Path,
+        folder: RunFolder,
         accelerator: Accelerator,
         signals: StopSignals,
         *,
         quiet: bool,
         data: Datasets | None = None,
+        report: Report | None = None,
     ) -> None:
-        self.config, self.out, self.signals = config, out, signals
+        self.config, self.folder, self.signals = config, folder, signals
+        self.report = report
         self.accelerator, self.device = accelerator, accelerator.device
         self.main, self.world = accelerator.is_main_process, accelerator.num_processes
         if config.optim.accumulate != "auto":
-            build.share_of_batch(config, self.world)  # refused early if there is none
+            setup.share_of_batch(config, self.world)  # refused early if there is none
 
-        self.dataset, self.val = data or build.open_datasets(config.data)
+        self.dataset, self.val = data or setup.open_datasets(config.data)
         self.fit = ""
         if config.optim.accumulate == "auto":
             classes = self.dataset.num_classes
@@ -144,14 +150,14 @@ class Run:
         self.config = config = replace(
             config, loss=resolved_loss(config.loss, self.dataset, self.survey)
         )
-        self.model = build.build_model(config, self.dataset.info)
+        self.model = setup.build_model(config, self.dataset.info)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
-        self.options = build.evaluation_options(config)
+        self.options = setup.evaluation_options(config)
         last = config.run.channels_last
         self.layout = torch.channels_last if last else torch.contiguous_format
         self.model.to(self.device).to(memory_format=self.layout)
         if self.world > 1 and self.device.type == "cuda":
-            build.synchronise_norms(self.model)
+            setup.synchronise_norms(self.model)
         elif self.world > 1 and not config.model.freeze_norm:
             log.warning(
                 "batch norms see the images of one process only, since torch cannot synchronise "
@@ -163,7 +169,9 @@ class Run:
         self.averaged = None if self.average is None else self.average.module
         self.judged = self.averaged or self.model  # what is validated and offered to others
 
-        self.keeper = Keeper(out, validates=self.val is not None, keep=config.validation.keep)
+        self.checkpoints = Checkpoints(
+            folder, validates=self.val is not None, keep=config.validation.keep
+        )
         self._saved = self._restored = -1
         self.best: Evaluation | None = None
         self.progress = self._restore()
@@ -173,7 +181,7 @@ class Run:
         # Not the data: its batches already know their process, and resume anywhere.
         self.wrapped, self.stepper = accelerator.prepare(self.model, self.optimizer)
         self.loss_sum = torch.tensor(self.progress.loss_sum, device=self.device)
-        self.log = RunLog(out, config, self.progress.step) if self.main else None
+        self.log = RunLog(folder, config, self.progress.step) if self.main else None
         self.meter = Meter()
         self.display = Display(
             config.optim.steps,
@@ -207,7 +215,7 @@ class Run:
                 break
             if batches is None:
                 batches = iter(
-                    build.build_batches(
+                    setup.build_batches(
                         self.config, self.dataset, self.model, self.progress.step, self.accelerator
                     )
                 )
@@ -271,8 +279,8 @@ class Run:
             if self.progress.step != self._restored:
                 raise
             raise UserError(
-                f"{self.keeper.last} does not fit this optimizer ({error}). Resume with the run's "
-                "own configuration"
+                f"{self.checkpoints.last} does not fit this optimizer ({error}). Resume with the "
+                "run's own configuration"
             ) from error
 
     def _agree(self, total: float, stop: bool) -> tuple[float, bool]:
@@ -353,10 +361,9 @@ class Run:
         except Stopped:
             return False
         self.display.validation_seconds = time.perf_counter() - start
-        progress.validated = progress.step
-        progress.last_miou = self.display.miou = found.miou
-        if progress.best_miou is None or found.miou > progress.best_miou:
-            progress.best_miou, progress.best_step = found.miou, progress.step
+        self.display.miou = found.miou
+        progress.validate(found.miou)
+        if progress.is_best:
             self.best = found
         if self.log is not None:
             self.log.write(
@@ -366,8 +373,9 @@ class Run:
                 iou=found.iou,
                 pixel_accuracy=found.pixel_accuracy,
                 seconds=round(time.perf_counter() - start, 3),
+                saved=progress.is_best or self.checkpoints.follows_last,  # in model/
             )
-        mark = " (best)" if progress.best_step == progress.step else ""
+        mark = " (best)" if progress.is_best else ""
         beside = ""
         if self.main and self.baseline is not None:
             known = self.baseline
@@ -399,17 +407,15 @@ class Run:
 
     def _report(self) -> None:
         """The page of the run so far; that of its end is for whoever started it."""
-        if self.log is None or self.display.quiet or self._ended():
+        if self.report is None or not self.main or self.display.quiet or self._ended():
             return
         # Evaluating a part again, for want of an evaluation, would wait for the other processes.
         alone = self.world == 1 or self.best is not None
         if not (self.config.run.live_report and alone):
             return
-        from hemnet.report import write_report
-
         with self.meter.paused(), self.display.away():
             try:
-                write_report(self.out, self.val, self.best, refresh=REFRESH)
+                self.report(self.folder.path, self.val, self.best, refresh=REFRESH)
             except (UserError, OSError, RuntimeError) as error:  # of a page nobody may look at
                 log.warning("the report could not be written: %s", error)
 
@@ -427,18 +433,18 @@ class Run:
         if self.log is not None:
             with self.meter.paused():
                 self.log.sync()
-                self.keeper.save(self.model, self.optimizer, progress, self.averaged)
+                self.checkpoints.save(self.model, self.optimizer, progress, self.averaged)
         self._saved = progress.step
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> Progress:
         """The state of the last checkpoint, or of a run that begins."""
         if self.main:
-            write_config(self.config, self.out)
-        progress = self.keeper.load(self.model, self.optimizer, self.averaged)
+            write_config(self.config, self.folder)
+        progress = self.checkpoints.load(self.model, self.optimizer, self.averaged)
         if progress is None:
             if self.main:
-                write_environment(self.out, self.device, self.world)
+                write_environment(self.folder, self.device, self.world)
             return Progress(processes=self.world)
         self._saved = self._restored = progress.step
         if self.accelerator.scaler is not None and progress.scaler:
@@ -449,7 +455,7 @@ class Run:
                 "ends with other rounding", progress.processes, self.world,
             )  # fmt: skip
         if self.main:
-            self.keeper.mend(self.judged, progress)
+            self.checkpoints.repair(self.judged, progress)
         else:
             progress.loss_sum = 0.0
         progress.processes = self.world
@@ -470,7 +476,7 @@ class Run:
         p = self.progress
         signal = self.signals.requested
         return TrainResult(
-            self.out,
+            self.folder.path,
             p.step,
             self._ended() and not stopped,
             int(signal) if stopped and signal is not None else None,

@@ -9,20 +9,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import IO
 
 from safetensors import SafetensorError
 
 from hemnet.errors import UserError, disk_is_full, explain
-from hemnet.training.checkpoints import LAST, read_progress, write_atomically
+from hemnet.files import write_text
+from hemnet.models.saving import CONFIG
+from hemnet.run_folder import RunFolder
+from hemnet.training.checkpoints import read_progress
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import differences, dump_config, read_config
 from hemnet.training.setup import settle
 
 log = logging.getLogger("hemnet")
 
-CONFIG, LOCK = "config.yaml", ".lock"
 _held: set[IO[bytes]] = set()
 
 
@@ -37,26 +38,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
-def last_checkpoint(out: Path) -> Path:
-    return out / "checkpoints" / LAST
-
-
-def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bool) -> None:
+def check_folder(config: TrainConfig, folder: RunFolder, resume: bool, allow_changes: bool) -> None:
     """Refuse to overwrite a run, or to resume another one than the configuration's."""
-    last = last_checkpoint(out)
+    last, out = folder.last, folder.path
     if last.exists() and not resume:
         step = read_progress(last).step
         raise UserError(
             f"{out} already holds a run, which is at step {step}: go on with it by --resume, or "
             "choose another folder"
         )
-    if not last.exists() and (out / "model" / "config.json").exists():
+    if not last.exists() and (folder.model / CONFIG).exists():
         raise UserError(
             f"{out} has a model but no checkpoint of a run, and training would replace the model: "
             "choose another folder, or move the model away"
         )
-    if last.exists() and (out / CONFIG).exists() and not allow_changes:
-        changed = differences(settle(read_config(out / CONFIG)), config)
+    if last.exists() and folder.holds_run and not allow_changes:
+        changed = differences(settle(read_config(folder.config)), config)
         if changed:
             raise UserError(
                 f"{out} was begun with another configuration:\n  " + "\n  ".join(changed) + "\n"
@@ -65,11 +62,11 @@ def check_folder(config: TrainConfig, out: Path, resume: bool, allow_changes: bo
             )
 
 
-def resumed_choices(config: TrainConfig, out: Path) -> TrainConfig:
+def resumed_choices(config: TrainConfig, folder: RunFolder) -> TrainConfig:
     """What was left to be chosen (`auto`) is as the run in the folder has chosen it."""
-    if not last_checkpoint(out).exists() or not (out / CONFIG).exists():
+    if not folder.last.exists() or not folder.holds_run:
         return config
-    saved = read_config(out / CONFIG)
+    saved = read_config(folder.config)
     if config.loss.class_weights == "auto":
         chosen = saved.loss.class_weights
         config = replace(config, loss=replace(config.loss, class_weights=chosen))
@@ -80,39 +77,38 @@ def resumed_choices(config: TrainConfig, out: Path) -> TrainConfig:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def locked(folder: RunFolder) -> Iterator[None]:
     """Inside, no other run may write into the folder; what a killed one left half is removed.
 
     The lock belongs to the process: the kernel takes it away when the process dies, however it
     does. Where the file system has no locks, nothing keeps two runs apart.
     """
+    out = folder.path
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file = open(out / LOCK, "a+b")  # noqa: SIM115
+        file = open(folder.lock, "a+b")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from error
     try:
         if not _lock(file):
             raise UserError(
-                f"{out} is in use by another run{_owner(out)}. Wait until it ends, stop it, or "
+                f"{out} is in use by another run{_owner(folder)}. Wait until it ends, stop it, or "
                 "choose another folder"
             )
         _held.add(file)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         file.flush()
-        for folder in (out, out / "checkpoints"):
-            for rest in folder.glob("*.part"):
-                rest.unlink(missing_ok=True)
+        folder.remove_partial_files()
         yield
     finally:
         _held.discard(file)
         file.close()  # which unlocks; the file stays, or another run may hold one without a name
 
 
-def _owner(out: Path) -> str:
+def _owner(folder: RunFolder) -> str:
     try:
-        text = (out / LOCK).read_bytes()[:200].decode(errors="replace").strip()
+        text = folder.lock.read_bytes()[:200].decode(errors="replace").strip()
     except OSError:  # Windows does not let anybody read what is locked
         return ""
     return f" ({text})" if text else ""
@@ -143,32 +139,33 @@ else:
         return True
 
 
-def write_config(config: TrainConfig, out: Path) -> None:
-    write_atomically(out / CONFIG, dump_config(config).encode())
+def write_config(config: TrainConfig, folder: RunFolder) -> None:
+    write_text(folder.config, dump_config(config), durable=True)
 
 
 @contextmanager
-def clear_errors(out: Path) -> Iterator[None]:
-    """Inside, what stops a run says what is left of it."""
+def report_last_checkpoint(folder: RunFolder) -> Iterator[None]:
+    """Inside, an error that stops the run also names the checkpoint to go on from."""
     try:
         yield
     except UserError as error:
-        kept = _kept(out)
+        kept = _kept(folder)
         raise UserError(f"{error}{kept and '. '.join(('', kept))}") from error
     except (OSError, SafetensorError) as error:
         reason = "the disk is full" if disk_is_full(error) else str(error)
-        raise UserError(f"cannot write to {out}: {reason}. {_kept(out)}".rstrip()) from error
+        raise UserError(
+            f"cannot write to {folder.path}: {reason}. {_kept(folder)}".rstrip()
+        ) from error
     except (RuntimeError, ValueError, MemoryError) as error:
         explained = explain(error)
         if explained is None:
             raise
-        raise UserError(f"{explained}. {_kept(out)}".rstrip()) from error
+        raise UserError(f"{explained}. {_kept(folder)}".rstrip()) from error
 
 
-def _kept(out: Path) -> str:
-    last = last_checkpoint(out)
+def _kept(folder: RunFolder) -> str:
     try:
-        step = read_progress(last).step
+        step = read_progress(folder.last).step
     except (UserError, OSError):
         return ""
-    return f"The checkpoint of step {step} in {out} is intact: go on from it with --resume"
+    return f"The checkpoint of step {step} in {folder.path} is intact: go on from it with --resume"

@@ -1,7 +1,6 @@
 """What a run writes down: metrics.jsonl, TensorBoard, and Weights & Biases when asked for.
 
-`metrics.jsonl` has one JSON object per line, "kind" being "train" or "validation". After a
-resume it is cut back to the checkpoint's step, so no step is in it twice.
+After a resume metrics.jsonl is cut back to the checkpoint's step, so no step is in it twice.
 """
 
 from __future__ import annotations
@@ -13,43 +12,40 @@ import platform
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hemnet.errors import UserError
-from hemnet.training.checkpoints import write_atomically
+from hemnet.files import write_text
+from hemnet.run_folder import RunFolder, is_number
 from hemnet.training.config import TrainConfig
 from hemnet.version import __version__
-
-METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
 
 
 class RunLog:
     """Of the first process only; the others have none."""
 
-    def __init__(self, out: Path, config: TrainConfig, step: int) -> None:
-        self.path = out / METRICS
-        cut_back(self.path, step)
-        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+    def __init__(self, folder: RunFolder, config: TrainConfig, step: int) -> None:
+        folder.cut_metrics(step)
+        self.file = open(folder.metrics, "a", encoding="utf-8")  # noqa: SIM115
         self.board: Any = None
         if config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             purge = step + 1 if step else None
-            self.board = SummaryWriter(str(out / "tensorboard"), purge_step=purge)
+            self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge)
         self.wandb: Any = None
         if config.run.wandb is not None:
             import wandb
 
-            run_id = _run_id(out)
+            run_id = _run_id(folder)
             self.wandb = wandb.init(
                 project=config.run.wandb,
-                name=out.name,
+                name=folder.path.name,
                 id=run_id,
                 resume="allow",
-                dir=str(out),
+                dir=str(folder.path),
                 config=asdict(config),
             )
 
@@ -75,11 +71,11 @@ class RunLog:
             self.wandb.finish()
 
 
-def _run_id(out: Path) -> str:
-    try:
-        return str(json.loads((out / ENVIRONMENT).read_text(encoding="utf-8"))["run_id"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{out / ENVIRONMENT} does not say the run's id: {error!r}") from None
+def _run_id(folder: RunFolder) -> str:
+    found = folder.read_environment().get("run_id")
+    if not isinstance(found, str):
+        raise UserError(f"{folder.environment} does not say the run's id")
+    return found
 
 
 def numbers_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -87,48 +83,8 @@ def numbers_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     for name, value in values.items():
         if isinstance(value, dict):
             yield from numbers_of(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
+        elif is_number(value):
             yield f"{prefix}{name}", value
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; one that was cut short or damaged is left out."""
-    if not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if is_metrics(content):
-            found.append(content)
-    return found
-
-
-def is_metrics(line: Any) -> bool:
-    """Whether a value is a line as `RunLog.write` makes them."""
-    if not isinstance(line, dict) or not _is(line.get("step"), int) or line["step"] < 0:
-        return False
-    if line.get("kind") == "train":
-        return _is(line.get("loss"), int | float) and isinstance(line.get("health", {}), dict)
-    if line.get("kind") != "validation" or not isinstance(line.get("iou"), dict):
-        return False
-    scores = (line.get("miou"), line.get("pixel_accuracy"))
-    iou = (value for value in line["iou"].values() if value is not None)  # of absent classes
-    return all(_is(value, int | float) for value in (*scores, *iou))
-
-
-def _is(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def cut_back(path: Path, step: int) -> None:
-    """Drop everything after a step."""
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
-    text = "".join(json.dumps(line) + "\n" for line in kept)
-    if not path.exists() or text != path.read_text(encoding="utf-8", errors="replace"):
-        write_atomically(path, text.encode())
 
 
 def check_wandb(config: TrainConfig) -> None:
@@ -138,7 +94,7 @@ def check_wandb(config: TrainConfig) -> None:
         )
 
 
-def write_environment(out: Path, device: torch.device, processes: int) -> None:
+def write_environment(folder: RunFolder, device: torch.device, processes: int) -> None:
     """What the run ran on, and the run's own id; written once."""
     content = {
         "run_id": secrets.token_hex(6),
@@ -152,4 +108,4 @@ def write_environment(out: Path, device: torch.device, processes: int) -> None:
         "threads": torch.get_num_threads(),
         "processes": processes,
     }
-    write_atomically(out / ENVIRONMENT, (json.dumps(content, indent=2) + "\n").encode())
+    write_text(folder.environment, json.dumps(content, indent=2) + "\n", durable=True)

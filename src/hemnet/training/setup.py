@@ -24,12 +24,14 @@ from hemnet.data import (
 )
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import normalisation
+from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
-from hemnet.models.pretrained import from_pretrained
 from hemnet.models.registry import create_model, settled_options
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import EMUnit
+from hemnet.run_folder import RunFolder
 from hemnet.training.config import DataConfig, TrainConfig
+from hemnet.training.config_parser import run_config
 from hemnet.training.memory import passes_of
 
 log = logging.getLogger("hemnet")
@@ -56,6 +58,15 @@ def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, Segmentation
     if config.val_split is None:
         return train, None
     return train, open_split(config, config.val_split, config.val_length)
+
+
+def run_dataset(run: str | Path) -> SegmentationDataset:
+    """What a run validates on; what it trains on, if it has no validation."""
+    config = run_config(run)
+    if config is None:
+        raise UserError(f"{run} is not a run folder: it has no {RunFolder(run).config.name}.")
+    train, validation = open_datasets(config.data)
+    return validation or train
 
 
 def settle(config: TrainConfig) -> TrainConfig:
@@ -107,8 +118,7 @@ def build_model(config: TrainConfig, info: Info) -> Segmenter:
 
 def start_from(model: Segmenter, source: str) -> None:
     """Take over the weights of a trained model; layers for other classes start anew."""
-    inside = Path(source) / "model"
-    other = from_pretrained(inside if inside.is_dir() else source)
+    other = load_model(source)
     for name in ("align_corners", "resnet_v1", "multi_grid"):
         mine, wanted = getattr(model.config, name), getattr(other.config, name)
         if mine != wanted:  # the weights would fit a network that they were not trained for

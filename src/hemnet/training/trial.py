@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -20,7 +19,8 @@ from hemnet.errors import UserError
 from hemnet.models.costs import count, on_meta
 from hemnet.models.segmenter import Segmenter
 from hemnet.progress import track
-from hemnet.training import setup as build
+from hemnet.run_folder import RunFolder
+from hemnet.training import setup
 from hemnet.training.accelerator import computing
 from hemnet.training.config import TrainConfig, check_config
 from hemnet.training.config_parser import read_config
@@ -29,8 +29,6 @@ from hemnet.training.loop import train
 from hemnet.training.loss import SegmentationLoss
 from hemnet.training.memory import GIB, passes, passes_of
 from hemnet.training.optim import make_optimizer, set_rate, trained
-from hemnet.training.resume import CONFIG
-from hemnet.training.run_log import METRICS, read_metrics
 from hemnet.training.summary import look, opening, padding_note, resolved_loss
 
 STEPS, VALIDATED = 4, 2  # of a dry run: steps, and images that are validated
@@ -43,29 +41,27 @@ def dry_run(config: TrainConfig) -> list[str]:
     Nothing is left behind.
     """
     check_config(config)
-    sets = train_set, val_set = build.open_datasets(config.data)
+    sets = train_set, val_set = setup.open_datasets(config.data)
     part = None if val_set is None else Part(val_set, range(min(VALIDATED, len(val_set))))
     short = copy.deepcopy(config)
     short.optim.steps, short.optim.warmup, short.optim.plateau = STEPS, 0, None
     short.validation.every = STEPS
     short.run.log_every, short.run.tensorboard, short.run.wandb = 1, False, None
     built: list[Segmenter] = []
-    with tempfile.TemporaryDirectory(prefix="hemnet-dry-run-") as folder:
-        data = train_set, part
-        result = train(short, folder, data=data, quiet=True, prepare=built.append)
-        lines = read_metrics(Path(folder, METRICS))
-        settled = read_config(Path(folder, CONFIG))
+    with tempfile.TemporaryDirectory(prefix="hemnet-dry-run-") as place:
+        folder, data = RunFolder(place), (train_set, part)
+        result = train(short, place, data=data, quiet=True, prepare=built.append)
+        speeds = [line["images_per_second"] for line in folder.read_metrics("train")]
+        validations = folder.read_metrics("validation")
+        settled = read_config(folder.config)
     model = built[0]
     if not result.finished:
         raise UserError("the dry run was stopped")
-    # The first step is slower than all others.
-    speeds = [line["images_per_second"] for line in lines if line["kind"] == "train"][1:]
-    step = config.optim.batch_size / median(speeds)
+    step = config.optim.batch_size / median(speeds[1:])  # the first is slower than all others
     seconds = step * config.optim.steps
     validation = 0.0
-    found = [line["seconds"] for line in lines if line["kind"] == "validation"]
-    if found and part is not None and sets[1] is not None:
-        validation = found[0] / len(part) * len(sets[1])
+    if validations and part is not None and sets[1] is not None:
+        validation = validations[0]["seconds"] / len(part) * len(sets[1])
         seconds += validation * math.ceil(config.optim.steps / config.validation.every)
     config = replace(
         config,
@@ -124,8 +120,8 @@ def find_rate(config: TrainConfig, tell: Callable[[str], object] = print) -> Rat
     fastest, whichever is lower.
     """
     check_config(config)
-    config = build.settle(config)
-    train_set, _ = build.open_datasets(config.data)
+    config = setup.settle(config)
+    train_set, _ = setup.open_datasets(config.data)
     with computing(config.run) as accelerator:
         if config.optim.accumulate == "auto":
             number, _ = passes(config, train_set.num_classes, 1, accelerator.device)
@@ -146,12 +142,12 @@ def _rising(
     config: TrainConfig, dataset: SegmentationDataset, accelerator: Accelerator
 ) -> tuple[list[float], list[float]]:
     """Losses, smoothed, and the rates they belong to."""
-    model = build.build_model(config, dataset.info).to(accelerator.device)
+    model = setup.build_model(config, dataset.info).to(accelerator.device)
     found = look(config, dataset)
     weights = resolved_loss(config.loss, dataset, found)
     loss = SegmentationLoss(weights, dataset.num_classes).to(accelerator.device)
     optimizer = make_optimizer(model, config.optim)
-    batches = iter(build.build_batches(config, dataset, model, 0, accelerator))
+    batches = iter(setup.build_batches(config, dataset, model, 0, accelerator))
     losses: list[float] = []
     rates: list[float] = []
     mean, weight = 0.0, 0.0
