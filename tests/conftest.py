@@ -2,6 +2,8 @@
 
 import os
 
+from support.special import SPECIAL
+
 # Some virtual machines announce AMX instructions and then refuse them in bfloat16 products.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,15 +12,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Inductor compiles where it is asked to: no pool of further processes, kept until the end.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import app_server
+from support import app_server
 
 settings.register_profile(
     "hemnet",
@@ -47,32 +47,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[app_server.Serv
 
 # Tests that need something special of the machine. Where it is missing they are skipped, and it is
 # said so where no one overlooks it; the variable with the value `required` makes it a failure.
-@dataclass
-class Special:
-    variable: str
-    missed: str
-    counts: Counter[str] = field(default_factory=Counter)  # outcome → tests
-
-    @property
-    def required(self) -> bool:
-        return os.environ.get(self.variable) == "required"
-
-    @property
-    def lacking(self) -> bool:
-        return self.required and (self.counts["skipped"] > 0 or not self.counts["passed"])
-
-
-SPECIAL = {
-    "browser": Special(
-        "HEMNET_BROWSER_TESTS",
-        "of `hemnet app` in a real browser did not run: no Chromium or Chrome was found. "
-        "On Debian or Ubuntu: apt-get install chromium.",
-    ),
-    "two_hosts": Special(
-        "HEMNET_NAMESPACE_TESTS",
-        "of training on two hosts did not run: `python tests/hosts.py` says why.",
-    ),
-}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

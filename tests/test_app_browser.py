@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import app_server
 import hemnet
-from conftest import SPECIAL
-from test_app import head_of_a_png
-from test_cli import run
+from support import app_server
+from support.command_line import run
+from support.special import SPECIAL
+from support.tiny_data import head_of_a_png
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -392,7 +392,7 @@ def test_reports_of_short_and_long_runs(
 ) -> None:
     """Letters of one size, pictures large enough to be looked at, nothing beside the page."""
     from hemnet.report import write_report
-    from test_report import SCENES, make_run
+    from support.report_runs import SCENES, make_run
 
     folder = make_run(tmp_path / "run", metrics=False)
     health = {"ratio": 3.0, "spread": 0.5, "entropy": 1.0, "in_use": 0.75}

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 import pytest
 from PIL import Image
 
-import app_server
 from hemnet.app.server import listen
-from test_app_requests import FILE, KEY, VIEW, png
+from support import app_server
+from support.asgi import FILE, KEY, VIEW, png
 
 pytest.importorskip("uvicorn")
 CUT_OFF = 0

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hemnet
 from hemnet.nn.initial_bases import farthest_points
-from recording import RecordingSolver
+from support.recording import RecordingSolver
 
 Unit = hemnet.HighwayEMAttention | hemnet.EMAttention
 

@@ -9,14 +9,7 @@ import pytest
 
 from hemnet import cli
 from hemnet.errors import UserError
-
-
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(args)
-    code = exit_info.value.code
-    assert isinstance(code, int)
-    return code
+from support.command_line import run
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)

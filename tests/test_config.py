@@ -18,8 +18,9 @@ from hemnet.training.config_parser import (
     read_config,
 )
 from hemnet.training.setup import settle
+from support import ROOT
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 PAPER = {
     "voc_resnet101": ("voc", 0.5, "resnet101s", 8),
     "pascal_context_resnet101": ("pascal_context", 0.5, "resnet101s", 8),

@@ -15,15 +15,15 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor
 
-import foreign
 import hemnet
-from foreign import State
 from hemnet.errors import UserError
 from hemnet.models.convert import convert
 from hemnet.models.convert.settings_text import read_settings
 from hemnet.nn.backbone import Backbone
 from hemnet.nn.backbone_weights import load_weights
-from test_cli import run
+from support import foreign
+from support.command_line import run
+from support.foreign import State
 
 CLASSES = ["road", "car", "tree", "sky", "person"]
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -11,7 +11,7 @@ from hemnet.data.catalog import CATALOG, splits_present
 from hemnet.data.class_lists import COCO_TO_VOC, official_ids, raw_classes
 from hemnet.data.layouts import coco_stuff_map
 from hemnet.errors import UserError
-from tiny_data import folder, ids, image, label
+from support.tiny_data import folder, ids, image, label
 
 
 def make_voc(root):

@@ -12,7 +12,7 @@ from hemnet.data import Augmentation, Scenes, open_dataset, training_batches
 from hemnet.data.check import check
 from hemnet.data.contact_sheet import VOID_COLOUR, colour_labels, contact_sheet
 from hemnet.data.labels import DataError
-from tiny_data import folder, ids, image, label
+from support.tiny_data import folder, ids, image, label
 
 
 @pytest.fixture

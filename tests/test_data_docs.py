@@ -1,11 +1,11 @@
 """The table in docs/data.md agrees with the catalog."""
 
 import re
-from pathlib import Path
 
 from hemnet.data import dataset_info, list_datasets
+from support import ROOT
 
-PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 def test_catalog_table_is_the_catalog():

@@ -15,7 +15,7 @@ from hemnet.data import download as archives
 from hemnet.data import prepare
 from hemnet.data.download import Archive, download, unpack
 from hemnet.errors import UserError
-from tiny_data import ids, image, label
+from support.tiny_data import ids, image, label
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 600_000, np.uint8).tobytes()
 MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()

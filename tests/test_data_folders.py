@@ -11,7 +11,7 @@ from hemnet.data.dataset import read_image
 from hemnet.data.folders import parse_label_map
 from hemnet.data.prepare import prepare_folder
 from hemnet.errors import UserError
-from tiny_data import folder, ids, image, label
+from support.tiny_data import folder, ids, image, label
 
 
 def keys(dataset):

@@ -16,7 +16,7 @@ from hemnet.data.annotation_shapes import Shape, draw, from_runs
 from hemnet.data.import_annotations import convert_format
 from hemnet.data.labels import DataError
 from hemnet.errors import UserError
-from tiny_data import image
+from support.tiny_data import image
 
 HEIGHT, WIDTH = 24, 32
 

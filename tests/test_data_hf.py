@@ -12,7 +12,7 @@ from hemnet.data.huggingface import find_columns
 from hemnet.data.labels import DataError
 from hemnet.errors import UserError
 from hemnet.training.config_parser import read_config
-from tiny_data import ids
+from support.tiny_data import ids
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):

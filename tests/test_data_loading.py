@@ -20,7 +20,7 @@ from hemnet.data import (
     training_batches,
 )
 from hemnet.data.labels import VOID
-from tiny_data import folder
+from support.tiny_data import folder
 
 AUGMENTATION = Augmentation(crop=(20, 28), jitter=0.3)
 
@@ -204,7 +204,7 @@ def test_evaluation_sees_every_image_once_at_its_own_size(dataset):
 
 
 def test_images_of_different_sizes_share_a_batch_that_says_what_is_padding(tmp_path):
-    from tiny_data import ids, image, label
+    from support.tiny_data import ids, image, label
 
     for number, side in enumerate((20, 30)):
         image(tmp_path / "images" / f"{number}.jpg", side, side)

@@ -14,7 +14,7 @@ from hemnet.data.label_conversion import need
 from hemnet.data.labels import DataError
 from hemnet.data.prepare import prepare_coco_stuff, prepare_pascal_context, prepare_voc
 from hemnet.errors import UserError
-from tiny_data import ids, image, label
+from support.tiny_data import ids, image, label
 
 scipy_io = pytest.importorskip("scipy.io")
 

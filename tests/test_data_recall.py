@@ -13,8 +13,8 @@ from hemnet.data.recall import EXTENT, GLOW, LAMP, LIT, REACH, UNLIT, paint, pla
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import guessed
 from hemnet.training.loop import train
-from kills import tiny_config
-from test_cli import run
+from support.command_line import run
+from support.tiny_runs import tiny_config
 
 
 def layout_of(index, size=128, groups=None):

@@ -9,7 +9,7 @@ from hemnet.data import open_dataset
 from hemnet.data.catalog import splits_present
 from hemnet.data.split import divide
 from hemnet.errors import UserError
-from tiny_data import ids, image, label
+from support.tiny_data import ids, image, label
 
 
 def films(root, count=12, frames=5):

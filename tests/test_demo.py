@@ -6,7 +6,7 @@ import pytest
 
 from hemnet.cli.demo import demo_config
 from hemnet.training.config import check_config
-from test_cli import run
+from support.command_line import run
 
 
 def test_a_demo_of_three_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

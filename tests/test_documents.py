@@ -14,13 +14,22 @@ from typing import Any
 
 import pytest
 
-import documents
-from documents import PAGES, PROGRAMS, REPLACED, ROOT, blocks, commands, run_pipeline, run_python
-from documents_world import make_world
 from hemnet import cli
 from hemnet.study import grid
 from hemnet.training.config import LOSSES
 from hemnet.training.config_parser import known_keys
+from support import documents
+from support.documents import (
+    PAGES,
+    PROGRAMS,
+    REPLACED,
+    ROOT,
+    blocks,
+    commands,
+    run_pipeline,
+    run_python,
+)
+from support.documents_world import make_world
 
 GENERATED = {"explore.md", "commands.md"}  # by docs/hooks.py
 # Blocks without a language that are no commands: (page, first line).

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 import hemnet
 import hemnet.em.statistics
-from test_em_mixtures import SAMPLES, ids, problem
+from support.mixtures import SAMPLES, ids, problem
 
 core = sys.modules["hemnet.em.statistics"]
 MODES = ("exact", "autograd", "highway", "implicit")

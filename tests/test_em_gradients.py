@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 
 import hemnet
 from hemnet.em import statistics as tiles
-from strategies import Problem, problems
+from support.strategies import Problem, problems
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hemnet
-from strategies import Problem, problems, step_sizes
+from support.strategies import Problem, problems, step_sizes
 
 iteration_counts = st.integers(1, 6)
 

@@ -13,26 +13,10 @@ from torch import Tensor
 
 import hemnet
 from hemnet.em.mixtures import MIXTURES, describe, mixture_from
+from support.mixtures import SAMPLES, ids, problem
 
-SAMPLES = [
-    hemnet.Gaussian(0.7),
-    hemnet.Gaussian(0.7, "rbf"),
-    hemnet.VonMisesFisher(4.0),
-    hemnet.VonMisesFisher(1.0, normalise=False),
-    hemnet.DiagonalGaussian(initial=0.5),
-    hemnet.Bernoulli(),
-]
-ids = [repr(mixture) for mixture in SAMPLES]
 mixtures = st.sampled_from(SAMPLES)
 seeds = st.integers(0, 2**31)
-
-
-def problem(seed: int, batch: int = 2, positions: int = 30) -> tuple[Tensor, Tensor]:
-    """Features and bases in (0, 1), which every mixture takes; the bases on the unit sphere."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(batch, positions, 4, generator=generator, dtype=torch.float64)
-    bases = torch.rand(3, 4, generator=generator, dtype=torch.float64) + 0.1
-    return x, torch.nn.functional.normalize(bases, dim=-1)
 
 
 def test_every_mixture_is_tested() -> None:

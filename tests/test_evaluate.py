@@ -12,13 +12,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hemnet
-import tiny_data
 from hemnet.data import Scenes, open_dataset
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
 from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
-from test_cli import run
+from support import tiny_data
+from support.command_line import run
 
 SIZE = 48
 

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches proc
 WATCHED = """
 import os, sys, time
 from pathlib import Path
-import fuzz
-fuzz.WAIT, fuzz.SECONDS, fuzz.BYTES = 5.0, 0.5, 200 << 20
+from support import fuzzing
+fuzzing.WAIT, fuzzing.SECONDS, fuzzing.BYTES = 5.0, 0.5, 200 << 20
 
 def bad(case):
     case.folder.joinpath("x").touch()
@@ -27,7 +27,7 @@ def bad(case):
     if way == 4:
         bytearray(os.urandom(1) * (230 << 20))
     if way == 5:
-        raise fuzz.LostError("a file")
+        raise fuzzing.LostError("a file")
     if way == 6:
         end = time.process_time() + 0.6
         while time.process_time() < end:
@@ -38,10 +38,10 @@ class Random:
     def __init__(self, text):
         self.way = text.split()[1]
 
-fuzz.random.Random = Random
+fuzzing.random.Random = Random
 given = Path(sys.argv[1], "given")
 given.mkdir()
-found = fuzz.run_target("bad", fuzz.Target(bad, 9), list(range(9)), given)
+found = fuzzing.run_target("bad", fuzzing.Target(bad, 9), list(range(9)), given)
 print(sorted((p["case"], p["kind"]) for p in found.problems), found.inputs)
 print(sorted(p.name for p in given.parent.iterdir()))
 """

@@ -16,8 +16,7 @@ from torch import nn
 
 import hemnet
 from hemnet.errors import UserError
-
-ROOT = Path(__file__).parent.parent
+from support import ROOT
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hemnet
-import tiny_data
 from hemnet.data.transforms import Augmentation, normalise
 from hemnet.em.solver import initial, iterate
 from hemnet.em.sources import Parts
 from hemnet.inference.global_bases import em_unit, fit_global_bases, using_bases
 from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
 from hemnet.inference.sliding_window import window_grid, windowed_classes
-from test_cli import run
+from support import tiny_data
+from support.command_line import run
 
 CPU = torch.device("cpu")
 SETTINGS = Augmentation()

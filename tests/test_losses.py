@@ -1,4 +1,4 @@
-"""Losses beside cross-entropy: what they are, that batches may be split, and that they train."""
+"""Losses: what they are, that batches may be split, and that they train."""
 
 import math
 
@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import hemnet
+from hemnet.data import VOID
 from hemnet.data.class_frequency import Survey, balanced_weights
-from hemnet.data.labels import VOID
 from hemnet.errors import UserError
 from hemnet.training.config import LOSSES, LossConfig, check_config
 from hemnet.training.config_parser import read_config
@@ -145,3 +146,97 @@ def test_balanced_weights_grow_as_classes_get_rare() -> None:
     assert weights[2] / weights[0] == pytest.approx(10, rel=1e-3)
     assert weights[1] / weights[0] == pytest.approx(math.sqrt(9800 / 180), rel=1e-3)
     assert float(np.dot(weights, found.shares)) == pytest.approx(1, abs=1e-3)
+
+
+def masks_with_void() -> torch.Tensor:
+    masks = torch.randint(0, 5, (4, 6, 7))
+    masks[0, :4] = VOID
+    masks[1] = VOID
+    return masks
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5, 0.0, 3.0]])
+def test_loss_is_torchs_mean_over_known_pixels(weights: list[float] | None) -> None:
+    logits, masks = torch.randn(4, 5, 6, 7), masks_with_void()
+    loss = SegmentationLoss(LossConfig(class_weights=weights), 5)
+    given = None if weights is None else torch.tensor(weights)
+    expected = F.cross_entropy(logits, masks, given, ignore_index=VOID)
+    torch.testing.assert_close(loss(logits, masks) / loss.total(masks), expected, check_dtype=False)
+
+
+@pytest.mark.parametrize("config", [LossConfig(), LossConfig(ohem=0.3)])
+def test_parts_of_a_batch_add_up_to_the_whole_with_hard_examples(config: LossConfig) -> None:
+    logits, masks = torch.randn(4, 5, 6, 7), masks_with_void()
+    loss = SegmentationLoss(config, 5)
+    whole = loss(logits, masks) / loss.total(masks)
+    total = loss.total(masks[:1]) + loss.total(masks[1:])
+    parts = (loss(logits[:1], masks[:1]) + loss(logits[1:], masks[1:])) / total
+    torch.testing.assert_close(whole, parts)
+
+
+def test_ohem_keeps_the_hardest_pixels() -> None:
+    logits, masks = torch.randn(1, 5, 4, 5), torch.randint(0, 5, (1, 4, 5))
+    losses = F.cross_entropy(logits, masks, reduction="none").flatten().sort(descending=True)
+    loss = SegmentationLoss(LossConfig(ohem=0.25), 5)
+    assert float(loss.total(masks)) == 5
+    torch.testing.assert_close(loss(logits, masks), losses.values[:5].sum())
+
+
+def test_an_image_without_labels_counts_nothing_with_hard_examples() -> None:
+    masks = torch.full((1, 4, 4), VOID)
+    for config in (LossConfig(), LossConfig(ohem=0.5)):
+        logits = torch.randn(1, 5, 4, 4, requires_grad=True)
+        loss = SegmentationLoss(config, 5)
+        loss(logits, masks).backward()
+        assert float(loss.total(masks)) == 0
+        assert not logits.grad.any()
+
+
+def test_auxiliary_loss() -> None:
+    model = hemnet.create_model("fcn", 5, "test_resnet", 16, auxiliary=True).eval()
+    images, masks = torch.randn(2, 3, 32, 32), torch.randint(0, 5, (2, 32, 32))
+    first, second = model(images, auxiliary=True)
+    loss = SegmentationLoss(LossConfig(auxiliary=0.4), 5)
+    expected = loss(first, masks) + 0.4 * loss(second, masks)
+    torch.testing.assert_close(loss.of(model, images, masks), expected)
+
+
+def test_a_strided_loss_is_that_of_every_so_many_th_pixel() -> None:
+    model = hemnet.create_model("fcn", 5, "test_resnet", 16, auxiliary=True).eval()
+    images, masks = torch.randn(2, 3, 33, 49), torch.randint(0, 5, (2, 33, 49))
+    masks[0, :9] = VOID
+    loss = SegmentationLoss(LossConfig(auxiliary=0.4, stride=4), 5)
+    whole = SegmentationLoss(LossConfig(auxiliary=0.4), 5)
+    few = masks[:, ::4, ::4]
+    first, second = (logits[..., ::4, ::4] for logits in model(images, auxiliary=True))
+    expected = whole(first, few) + 0.4 * whole(second, few)
+    torch.testing.assert_close(loss.of(model, images, masks), expected)
+    assert loss.total(masks) == (few != VOID).sum()
+    assert model(images, stride=4).shape == (2, 5, 9, 13)
+
+
+def test_class_weights_must_match_the_classes() -> None:
+    with pytest.raises(UserError, match="has 2 numbers, but the data has 5"):
+        SegmentationLoss(LossConfig(class_weights=[1.0, 1.0]), 5)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5, 0.0, 3.0]])
+@pytest.mark.parametrize("ohem", [None, 0.3, 0.9])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_average_over_all_pixels_counts_void_as_zero(
+    weights: list[float] | None, ohem: float | None, stride: int
+) -> None:
+    masks = masks_with_void()
+    few = masks[:, ::stride, ::stride]
+    logits = torch.randn(4, 5, *few.shape[1:])
+    config = LossConfig(class_weights=weights, ohem=ohem, stride=stride, average="all")
+    loss = SegmentationLoss(config, 5)
+    given = None if weights is None else torch.tensor(weights)
+    losses = F.cross_entropy(logits, few, given, ignore_index=VOID, reduction="none").flatten(1)
+    count = losses.shape[1] if ohem is None else math.ceil(ohem * losses.shape[1])
+    expected = losses.sort(1, descending=True).values[:, :count].mean()
+    found = loss(logits, masks) / loss.total(masks)
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    total = loss.total(masks[:1]) + loss.total(masks[1:])
+    parts = (loss(logits[:1], masks[:1]) + loss(logits[1:], masks[1:])) / total
+    torch.testing.assert_close(parts, found)

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import hemnet
-import tiny_data
 from hemnet.data.class_lists import VOC, colour_map
 from hemnet.data.labels import DataError, raw_values
 from hemnet.errors import UserError
 from hemnet.image_io import open_image, read_picture
 from hemnet.inference import prediction_files as maps
 from hemnet.inference.input_files import find_images, unique_names
-from test_cli import run
+from support import tiny_data
+from support.command_line import run
 
 CLASSES = ("background", "tree", "road")
 PALETTE = ((0, 0, 0), (10, 200, 30), (90, 90, 250))

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import hemnet
-import tiny_data
 from hemnet.errors import UserError
 from hemnet.export.calibration import calibration_data
 from hemnet.export.quantise import Calibration, Loss, float_nodes, measure, refuse_above
 from hemnet.export.writers import export_as
 from hemnet.inference.exported_model import ExportedModel, _openvino_core
-from test_cli import run
-from test_export import build, logits
+from support import tiny_data
+from support.command_line import run
+from support.exports import build, logits
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

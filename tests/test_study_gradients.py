@@ -15,7 +15,7 @@ from hemnet.inspection.gradient_flow import effective_weights, gradient_flow, mo
 from hemnet.study.gradients import measure
 from hemnet.training.config import LossConfig
 from hemnet.training.loss import SegmentationLoss
-from recording import RecordingSolver
+from support.recording import RecordingSolver
 
 STEPS = (0.1, 0.5, 1.0, (0.3, 1.0, 0.2, 0.7))
 

@@ -10,16 +10,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 import hemnet
-import kills
 from hemnet import cli
 from hemnet.errors import UserError
 from hemnet.nn.attention import PRESETS
+from hemnet.report import write_report
 from hemnet.run_folder import RunFolder
 from hemnet.training import checkpoints as checkpoint
 from hemnet.training import loop as training
@@ -28,8 +29,9 @@ from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import dump_config, read_config
 from hemnet.training.loop import Trainer, train
 from hemnet.training.setup import settle
-from kills import assert_same, outcome, tiny_config
-from tiny_data import folder
+from support import ROOT
+from support.tiny_data import folder
+from support.tiny_runs import assert_same, outcome, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,7 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills by signal")
 def test_kills_at_any_moment_change_nothing() -> None:
     # In a process of its own: it forks, and autograd's threads of earlier tests would not be there.
-    command = [sys.executable, kills.__file__, "--kills", "4", "--seed", "1"]
+    command = [sys.executable, str(ROOT / "tests/kills.py"), "--kills", "4", "--seed", "1"]
     flags = ["--optim.accumulate", "2", "--optim.average", "0.9"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -374,3 +376,16 @@ def test_a_compiled_model_trains_alike(tmp_path: Path, monkeypatch: pytest.Monke
     one, other = (read_checkpoint(last(tmp_path / name))[0] for name in "ab")
     for key in one:
         torch.testing.assert_close(one[key], other[key], rtol=1e-2, atol=1e-4, msg=key)
+
+
+def test_the_report_is_there_while_it_trains(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def report(*args: Any, **options: Any) -> None:
+        seen.append(write_report(*args, **options).read_text(encoding="utf-8"))
+
+    config = tiny_config("--optim.steps", "6", "--validation.every", "2")
+    train(config, tmp_path, report=report)
+    assert len(seen) == 2, "that of the end is for whoever started the run"
+    assert all('http-equiv="refresh"' in page for page in seen)
+    assert "http-equiv" not in write_report(tmp_path).read_text(encoding="utf-8")

@@ -16,17 +16,13 @@ from hemnet.training.checkpoints import read_checkpoint
 from hemnet.training.config_parser import dump_config
 from hemnet.training.loop import train
 from hemnet.training.setup import open_datasets
-from kills import tiny_config
+from support.tiny_runs import FOR_SEVERAL, tiny_config
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and torchrun on Windows")
 
-# Batch norm and dropout aside, whatever is computed is a sum over the images of both processes.
-FLAGS = ["--model.freeze_norm", "true", "--model.options.dropout", "0"]
-FLAGS += ["--optim.accumulate", "1", "--optim.steps", "6", "--optim.average", "0.9"]
-
 
 def torchrun(folder: Path, *flags: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    (folder / "c.yaml").write_text(dump_config(tiny_config(*FLAGS, *flags)))
+    (folder / "c.yaml").write_text(dump_config(tiny_config(*FOR_SEVERAL, *flags)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={processes}", "-m", "hemnet", "train", "--resume"]
     return subprocess.run(
@@ -40,7 +36,7 @@ def torchrun(folder: Path, *flags: str, processes: int = 2) -> subprocess.Comple
 
 def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    one = train(tiny_config(*FLAGS), tmp_path / "one", quiet=True)
+    one = train(tiny_config(*FOR_SEVERAL), tmp_path / "one", quiet=True)
     done = torchrun(tmp_path)
     assert done.returncode == 0, done.stderr
     name = "checkpoints/last.safetensors"
@@ -79,7 +75,7 @@ def test_all_processes_judge_the_model_that_is_saved(average: str, tmp_path: Pat
 
 
 def read_checkpoint_of_start(folder: Path) -> dict[str, torch.Tensor]:
-    config = tiny_config(*FLAGS, "--optim.steps", "1", "--optim.rate", "1e-30")
+    config = tiny_config(*FOR_SEVERAL, "--optim.steps", "1", "--optim.rate", "1e-30")
     train(config, folder / "start", quiet=True)
     return read_checkpoint(folder / "start" / "checkpoints/last.safetensors")[0]
 

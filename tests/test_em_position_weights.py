@@ -10,7 +10,7 @@ from torch import Tensor
 
 import hemnet
 from hemnet.em import elbo, highway_em, log_likelihood, n_step, trace
-from strategies import Problem, problems, step_sizes
+from support.strategies import Problem, problems, step_sizes
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}
 MODES = ("exact", "autograd", "highway")

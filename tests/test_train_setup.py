@@ -1,26 +1,20 @@
-"""Before and around a training: dry runs, the rate test, presets, plateaus, memory, live page."""
+"""What is worked out before the first step: dry runs, the rate test, presets, memory."""
 
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hemnet import cli
 from hemnet.errors import UserError
-from hemnet.report import write_report
-from hemnet.run_folder import RunFolder
-from hemnet.training import loop as training
-from hemnet.training.checkpoints import read_progress
-from hemnet.training.config import OptimConfig, TrainConfig
+from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import given_settings, read_config
 from hemnet.training.loop import train
 from hemnet.training.memory import need, passes
-from hemnet.training.optim import rate_at
 from hemnet.training.presets import PRESETS, preset_flags
 from hemnet.training.trial import find_rate, propose
-from kills import tiny_config
+from support.tiny_runs import tiny_config
 
 
 def command(*arguments: str) -> int:
@@ -99,59 +93,6 @@ def test_flags_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "give it with --root" in capsys.readouterr().err
 
 
-def test_plateaus_set_the_rate() -> None:
-    config = OptimConfig(steps=100, rate=1.0, plateau=2, warmup=10)
-    assert rate_at(0, config) == pytest.approx(0.1)
-    assert rate_at(50, config) == rate_at(99, config) == 1.0
-    assert rate_at(50, config, 2) == pytest.approx(0.09)
-    with pytest.raises(UserError, match="needs validation"):
-        read_config(None, ["--optim.plateau", "2", "--data.val_split", "null"])
-
-
-class Found:
-    """An evaluation with a score of the test's choice."""
-
-    pixel_accuracy = 50.0
-
-    def __init__(self, miou: float) -> None:
-        self.miou = miou
-        self.iou: dict[str, float] = {}
-
-
-def test_a_run_until_the_plateau_ends_and_resumes_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scores = [10, 20, 15, 19, 18, 30, 1, 2, 3, 4, 5, 6, 7]
-    monkeypatch.setattr(training, "evaluate", lambda *_, **__: Found(scores[turn[0]]))
-    config = tiny_config(
-        *("--optim.steps", "40", "--validation.every", "2", "--optim.plateau", "2"),
-        *("--optim.rate", "0.001", "--run.log_every", "2", "--run.live_report", "false"),
-    )
-    real = training.Trainer._validate
-    turn, stop_after = [0], [3]
-
-    def validate(self: training.Trainer) -> bool:
-        if turn[0] == stop_after[0]:
-            stop_after[0] = -1
-            return False
-        done = real(self)
-        turn[0] += 1
-        return done
-
-    monkeypatch.setattr(training.Trainer, "_validate", validate)
-    train(config, tmp_path, quiet=True)  # stopped before the fourth validation
-    assert read_progress(tmp_path / "checkpoints" / "last.safetensors").falls == 0
-    result = train(config, tmp_path, resume=True, quiet=True)
-    assert result.finished
-    assert turn[0] == 10, "4 and 8, 10 without a better one; 12 is; 16, 20: the third ends it"
-    assert result.step == 20
-    lines = [m for m in RunFolder(tmp_path).read_metrics() if m["kind"] == "train"]
-    rates = {m["step"]: m["rate"] for m in lines}
-    assert rates[8] == pytest.approx(1e-3)
-    assert rates[10] == pytest.approx(3e-4)
-    assert rates[18] == pytest.approx(9e-5)
-
-
 def test_passes_are_the_fewest_that_fit() -> None:
     import torch
 
@@ -177,16 +118,3 @@ def test_a_run_chooses_its_passes_once(tmp_path: Path, capsys: pytest.CaptureFix
         train(config, tmp_path, resume=True)
     config = read_config(tmp_path / "config.yaml", ["--optim.accumulate", "auto"])
     assert train(config, tmp_path, resume=True, quiet=True).finished
-
-
-def test_the_report_is_there_while_it_trains(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    def report(*args: Any, **options: Any) -> None:
-        seen.append(write_report(*args, **options).read_text(encoding="utf-8"))
-
-    config = tiny_config("--optim.steps", "6", "--validation.every", "2")
-    train(config, tmp_path, report=report)
-    assert len(seen) == 2, "that of the end is for whoever started the run"
-    assert all('http-equiv="refresh"' in page for page in seen)
-    assert "http-equiv" not in write_report(tmp_path).read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from hemnet.training.checkpoints import read_checkpoint
 from hemnet.training.loop import train
 from hemnet.training.setup import open_datasets
 from hemnet.training.weight_average import AveragedWeights
-from kills import tiny_config
+from support.tiny_runs import tiny_config
 
 LAST = Path("checkpoints", "last.safetensors")
 

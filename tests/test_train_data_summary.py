@@ -15,7 +15,7 @@ from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import read_config
 from hemnet.training.loop import train
 from hemnet.training.summary import padded_share, padding_note
-from tiny_data import folder, ids, image, label
+from support.tiny_data import folder, ids, image, label
 
 
 def binary(root: Path, foreground: int = 255) -> Path:

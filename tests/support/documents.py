@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from hemnet import cli
+from support import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # A network and a schedule of seconds. The rest of a configuration is as the page says.
@@ -66,7 +66,7 @@ NOT_RUN = {
     "hemnet convert": "wants published weights of 200 MB; test_convert.py converts random ones",
     "hemnet app": "a server; its own tests start one",
     "python benchmarks/": "minutes to hours; each flag must be one that the script knows",
-    "python tests/kills.py": "minutes of kills; test_checkpoint.py does some of them",
+    "python tests/kills.py": "minutes of kills; test_train.py does some of them",
     "python tests/fuzz.py": "an hour of hostile inputs; test_fuzz.py does some of them",
 }
 

@@ -17,7 +17,7 @@ from hemnet.training import distributed as processes
 from hemnet.training.accelerator import computing
 from hemnet.training.config import RunConfig
 from hemnet.training.config_parser import differences
-from kills import tiny_config
+from support.tiny_runs import tiny_config
 
 LOOPBACK = {"lo": ["127.0.0.1", "127.0.1.1", "::1"]}
 ROUTED = {"eth0": ["192.168.3.4", "fe80::1%eth0"], "ib0": ["10.0.0.7"]}

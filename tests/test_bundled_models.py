@@ -18,10 +18,10 @@ from hemnet.data import dataset_info
 from hemnet.errors import UserError
 from hemnet.inference.open_model import load_model
 from hemnet.models.bundled import BOX, CARD
-from test_cli import run
-from tiny_data import ids, image, label
+from support import ROOT
+from support.command_line import run
+from support.tiny_data import ids, image, label
 
-ROOT = Path(__file__).parents[1]
 LARGEST = 12_000_000  # bytes of a model in the wheel
 
 

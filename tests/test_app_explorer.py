@@ -4,9 +4,7 @@ import argparse
 import io
 import json
 import re
-import struct
 import threading
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import hemnet
-import tiny_data
 from hemnet.app import drawing
 from hemnet.app.answers import Answers, Wishes
 from hemnet.app.explore import Explorer, Seen, distinct, explained, step_text
@@ -30,31 +27,15 @@ from hemnet.export.writers import export_model
 from hemnet.inference.exported_model import ExportedModel
 from hemnet.inspection.attention import look
 from hemnet.nn.geometry import Placement
-from test_cli import run
-
-CLASSES = ("background", "tree", "<b>road</b>", "sea")
-
-
-def build(name: str = "hemnet", **options: Any) -> hemnet.Segmenter:
-    torch.manual_seed(5)
-    if name in ("hemnet", "emanet"):
-        options = {"channels": 8, "bases": 5, "zero_init": False, **options}
-    model = hemnet.create_model(name, 4, "test_resnet", 16, classes=CLASSES, **options)
-    torch.nn.init.normal_(model.head.classifier[-1].weight, std=4)  # several classes an image
-    return model.eval()
-
-
-def explorer(name: str = "hemnet", **options: Any) -> Explorer:
-    return Explorer(build(name, **options), torch.device("cpu"))
+from support import ROOT, tiny_data
+from support.command_line import run
+from support.explorers import CLASSES, answers, build, explorer
+from support.tiny_data import head_of_a_png
 
 
 def picture(width: int = 72, height: int = 56, seed: int = 0) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     return Image.fromarray(pixels)
-
-
-def answers(tmp_path: Path, name: str = "hemnet", **options: Any) -> Answers:
-    return Answers(explorer(name, **options), Limits(side=200), tmp_path)
 
 
 # A look and its EM
@@ -194,18 +175,6 @@ def test_how_much_the_rebuilt_features_explain() -> None:
 
 
 # What users give
-
-
-def head_of_a_png(width: int, height: int) -> bytes:
-    """A file that claims a size, and a few bytes of what would fill it."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    rows = zlib.compress(bytes(3 * 60_000 + 1) * 40, 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 def test_a_bomb_is_refused_before_a_pixel_is_decoded(
@@ -469,7 +438,7 @@ def test_mistakes_in_the_command(
 
 def test_the_command_of_the_space_is_a_command() -> None:
     """docs/app.md shows a Dockerfile; Hugging Face wants the port that its README names."""
-    text = (Path(__file__).parents[1] / "docs/app.md").read_text("utf-8")
+    text = (ROOT / "docs/app.md").read_text("utf-8")
     words = json.loads(re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)[1])
     assert words[:2] == ["hemnet", "app"]
     parser = argparse.ArgumentParser()

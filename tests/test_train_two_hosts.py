@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import hosts
 from hemnet.training import distributed as processes
 from hemnet.training.checkpoints import read_checkpoint
 from hemnet.training.config_parser import dump_config
 from hemnet.training.loop import train
-from kills import assert_same, outcome, tiny_config
-from test_train_distributed import FLAGS
+from support import hosts
+from support.tiny_runs import FOR_SEVERAL, assert_same, outcome, tiny_config
 
 LONG = 600  # seconds that nothing here takes, on however slow a machine
 TIMEOUT = 20  # that processes wait for each other: also for one that takes long to start
@@ -51,7 +50,7 @@ class Launch:
         env |= {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "OMP_NUM_THREADS": "1"}
         module = "hemnet"
         if number in self.hold:
-            module = "hold"
+            module = "support.hold"
             env |= {"HOLD_STEP": str(self.hold[number]), "HOLD_FILE": str(self._held)}
         command = f"-m torch.distributed.run --nnodes 2 --node-rank {number} --nproc-per-node 1"
         command += f" --master-addr node0 --master-port 29500 -m {module} train --resume"
@@ -95,7 +94,8 @@ class Launch:
 @pytest.mark.usefixtures("_hosts_allowed")
 def test_nothing_is_left_of_a_test_that_was_killed() -> None:
     program = """
-import hosts, os, pathlib, signal
+import os, pathlib, signal
+from support import hosts
 with hosts.two_hosts() as pair:
     for host in pair:
         host.start(["sleep", "600"], dict(os.environ), pathlib.Path(os.devnull))
@@ -123,7 +123,7 @@ def namespaces() -> set[str]:
 @pytest.mark.two_hosts
 @pytest.mark.usefixtures("_hosts_allowed")
 def test_two_hosts_train_like_one_process_and_outlive_each_other(tmp_path: Path) -> None:
-    config = tiny_config(*FLAGS, "--run.timeout", str(TIMEOUT))
+    config = tiny_config(*FOR_SEVERAL, "--run.timeout", str(TIMEOUT))
     (tmp_path / "c.yaml").write_text(dump_config(config))
     torch.set_num_threads(1)
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"

@@ -1,4 +1,4 @@
-"""What tests/fuzz.py gives its inputs to: the program's own commands and readers."""
+"""What `python tests/fuzz.py` gives its inputs to: the program's own commands and readers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ import torch
 import yaml
 
 import hemnet
-import test_app_requests as requests
-import tiny_data
-from fuzz import Case, LostError, Target
-from fuzz_damage import TEXTS, VALUES, damaged, damaged_text, damaged_value, image, odd_image
 from hemnet import cli
 from hemnet.app.answers import Answers
 from hemnet.app.explore import Explorer
@@ -38,7 +34,18 @@ from hemnet.export.writers import export_model
 from hemnet.nn.backbone_weights import load_weights
 from hemnet.training.config_parser import dump_config, read_config
 from hemnet.training.loop import train
-from kills import tiny_config
+from support import asgi, tiny_data
+from support.fuzz_damage import (
+    TEXTS,
+    VALUES,
+    damaged,
+    damaged_text,
+    damaged_value,
+    image,
+    odd_image,
+)
+from support.fuzzing import Case, LostError, Target
+from support.tiny_runs import tiny_config
 
 FILES = 16  # images or labels of a case
 
@@ -474,12 +481,12 @@ def app(case: Case) -> int:
     folder = case.folder / "own"
     folder.mkdir()
     answers = Answers(Explorer(model, torch.device("cpu")), Limits(bytes=100_000, side=64), folder)
-    asgi = make_app(answers)
+    app = make_app(answers)
 
     async def all_of_them() -> None:
-        await ask(case.rng, asgi, "/image", image(case.rng))
+        await ask(case.rng, app, "/image", image(case.rng))
         for _ in range(24):
-            await odd_request(case.rng, asgi)
+            await odd_request(case.rng, app)
 
     asyncio.run(all_of_them())
     if list(folder.iterdir()):
@@ -487,12 +494,12 @@ def app(case: Case) -> int:
     return 25
 
 
-async def ask(rng: random.Random, asgi: Any, path: str, body: bytes, *more: Any) -> None:
-    kind = requests.IMAGE_TYPE if path == "/image" else requests.JSON_TYPE
-    query = urlencode({"session": requests.KEY, "name": "x.png"})
-    headers = (requests.HOME, kind, *more)
+async def ask(rng: random.Random, app: Any, path: str, body: bytes, *more: Any) -> None:
+    kind = asgi.IMAGE_TYPE if path == "/image" else asgi.JSON_TYPE
+    query = urlencode({"session": asgi.KEY, "name": "x.png"})
+    headers = (asgi.HOME, kind, *more)
     where = f"{path}?{query}" if path == "/image" else path
-    check_answer(await requests.send(asgi, "POST", where, [body], headers=headers))
+    check_answer(await asgi.send(app, "POST", where, [body], headers=headers))
 
 
 def check_answer(answer: Any) -> None:
@@ -501,26 +508,26 @@ def check_answer(answer: Any) -> None:
     assert answer.status < 400 or "Traceback" not in answer.body.decode()
 
 
-async def odd_request(rng: random.Random, asgi: Any) -> None:
+async def odd_request(rng: random.Random, app: Any) -> None:
     way = rng.randrange(6)
     if way == 0:
-        await ask(rng, asgi, "/image", odd_image(rng))
+        await ask(rng, app, "/image", odd_image(rng))
     elif way in (1, 2):
-        fields = damaged_value(rng, requests.VIEW | {"iterations": 3, "shown": 2, "step_size": 0.5})
-        await ask(rng, asgi, rng.choice(["/view", "/view", "/sample", "/leave"]), dumped(fields))
+        fields = damaged_value(rng, asgi.VIEW | {"iterations": 3, "shown": 2, "step_size": 0.5})
+        await ask(rng, app, rng.choice(["/view", "/view", "/sample", "/leave"]), dumped(fields))
     elif way == 3:
         name = rng.choice([b"host", b"origin", b"sec-fetch-site", b"content-length", b"x"])
         value = rng.choice(TEXTS).encode(errors="replace")[:3000]
-        await ask(rng, asgi, "/view", dumped(requests.VIEW), (name, value))
+        await ask(rng, app, "/view", dumped(asgi.VIEW), (name, value))
     elif way == 4:
-        await ask(rng, asgi, "/view", damaged(rng, dumped(requests.VIEW)))
+        await ask(rng, app, "/view", damaged(rng, dumped(asgi.VIEW)))
     else:
         query = urlencode(
-            {"session": rng.choice([requests.KEY, *TEXTS[:8]]), "name": "x"}, errors="replace"
+            {"session": rng.choice([asgi.KEY, *TEXTS[:8]]), "name": "x"}, errors="replace"
         )
         path = rng.choice(["/class-map", "/", "/page.js", "/image", "/%00", "/../x"])
         method = rng.choice(["GET", "HEAD", "POST", "PUT"])
-        answer = await requests.send(asgi, method, f"{path}?{query}")
+        answer = await asgi.send(app, method, f"{path}?{query}")
         if method != "HEAD":
             check_answer(answer)
 

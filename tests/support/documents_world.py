@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from documents import ROOT, SMALL
 from hemnet.data.class_lists import official_ids
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import read_config
 from hemnet.training.loop import train
-from tiny_data import folder, ids, image, label
+from support import ROOT
+from support.documents import SMALL
+from support.tiny_data import folder, ids, image, label
 
 SIDES = (48, 64)
 

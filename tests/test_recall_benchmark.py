@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from documents import ROOT
+from support import ROOT
 
 GROUPS, STEPS, SEED = 3, 200, 2
 

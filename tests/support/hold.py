@@ -1,4 +1,4 @@
-"""`python -m hold …` is `hemnet …`, but waits before a step of the training, to be killed there.
+"""`python -m support.hold …` is `hemnet …` that waits before a training step, to be killed there.
 
 HOLD_STEP   the steps done by then
 HOLD_FILE   made as soon as it waits

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import save_file
 
 import hemnet
-from documents import ROOT
-from documents_world import pair
+from support import ROOT
+from support.documents_world import pair
 
 BACKBONE = "tf_efficientnet_lite0"
 

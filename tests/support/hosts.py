@@ -1,6 +1,6 @@
 """Two hosts on one machine: network namespaces joined by a cable, which can be pulled.
 
-    python tests/hosts.py
+    python tests/support/hosts.py
 
 says whether this machine lets us make them; nothing but the standard library is needed.
 """

@@ -22,7 +22,7 @@ from hemnet.training.checkpoints import read_progress
 from hemnet.training.config_parser import dump_config
 from hemnet.training.loop import train
 from hemnet.training.resume import locked
-from kills import assert_same, outcome, tiny_config
+from support.tiny_runs import assert_same, outcome, tiny_config
 
 HOLD = """
 import sys, time

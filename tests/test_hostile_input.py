@@ -17,7 +17,7 @@ from hemnet.errors import UserError
 from hemnet.files import read_object, write_json
 from hemnet.models.pretrained import from_pretrained
 from hemnet.models.registry import create_model
-from tiny_data import folder
+from support.tiny_data import folder
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: object, code: int = 2) -> str:

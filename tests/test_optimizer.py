@@ -1,0 +1,48 @@
+"""The optimizer's parameter groups and the schedule of the learning rate."""
+
+import pytest
+from torch import nn
+
+import hemnet
+from hemnet.training.config import OptimConfig
+from hemnet.training.optim import make_optimizer, parameter_groups, rate_at, set_rate
+
+
+def small() -> hemnet.Segmenter:
+    return hemnet.create_model("hemnet", 5, "test_resnet", 16, 16, bases=8, gain=0.3)
+
+
+def test_only_convolution_weights_decay_and_biases_have_twice_the_rate() -> None:
+    model = small()
+    kinds = {}
+    for group in parameter_groups(model, OptimConfig(rate=0.01, weight_decay=1e-4, bias_rate=2)):
+        for parameter in group["params"]:
+            kinds[id(parameter)] = (group["weight_decay"], group["multiple"])
+    assert len(kinds) == len(list(model.parameters()))
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            expected = (0.0, 1.0)
+            if name == "bias":
+                expected = (0.0, 2.0)
+            elif isinstance(module, nn.Conv2d):
+                expected = (1e-4, 1.0)
+            assert kinds[id(parameter)] == expected, (type(module), name)
+
+
+def test_head_rate_multiplies_everything_but_the_backbone() -> None:
+    optimizer = make_optimizer(small(), OptimConfig(head_rate=10))
+    set_rate(optimizer, 0.5)
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert rates["backbone weights"] == 0.5
+    assert rates["backbone bias"] == 1.0
+    assert rates["head weights"] == 5.0
+    assert rates["head bias"] == 10.0
+
+
+def test_poly_schedule_with_warm_up() -> None:
+    config = OptimConfig(steps=100, rate=1.0, power=0.9, warmup=10)
+    assert rate_at(0, config) == pytest.approx(0.1)
+    assert rate_at(5, config) == pytest.approx(0.55 * 0.95**0.9)
+    assert rate_at(50, config) == pytest.approx(0.5**0.9)
+    assert rate_at(99, config) == pytest.approx(0.01**0.9)
+    assert rate_at(99, OptimConfig(steps=100, rate=1.0, power=0)) == 1.0
