@@ -18,6 +18,7 @@ from hemnet.errors import UserError
 from hemnet.export import writers as export
 from hemnet.export.writers import BATCHES, SIZES, check_parity, export_model
 from hemnet.inference.exported_model import ExportedModel
+from hemnet.nn.em_unit import highway_solver
 from hemnet.nn.pooling import _weights
 from support import tiny_data
 from support.command_line import run
@@ -66,6 +67,23 @@ def test_a_decoder_as_onnx(tmp_path: Path) -> None:
         torch.testing.assert_close(
             logits(exported, *shape), logits(model, *shape), rtol=1e-3, atol=1e-4
         )
+
+
+def test_bases_that_explain_nothing_as_onnx(tmp_path: Path) -> None:
+    """Their mass is 0, and optimizers of ONNX take a tiny number added to it for nothing."""
+    model = build(variance=1e-6)
+    unit, masses = model.head.attention, []
+
+    def recording(*given: Any, **more: Any) -> hemnet.EMResult:
+        result = highway_solver(*given, **more)
+        masses.append(result.responsibilities.sum(dim=1))
+        return result
+
+    unit.solver = recording
+    logits(model, 1, 3, 65, 65)
+    assert (masses[0] == 0).any()
+    unit.solver = highway_solver
+    assert all(row.difference < 1e-4 for row in export_model(model, tmp_path / "model.onnx"))
 
 
 def test_no_model_is_forgotten() -> None:

@@ -105,11 +105,13 @@ def r_step(responsibilities: Tensor, bases: Tensor) -> Tensor:
 def mean_statistics(sums: Tensor, mass: Tensor, bases: Tensor) -> Tensor:
     """sums: B,K,P = Σ_n γ t(x) and mass: B,K = N_k  →  means of t(x), B,K,P.
 
-    The current basis counts as a tiny extra observation: a basis that explains nothing (N_k
-    underflows) stays where it is, where 0/0 would be NaN; any other is unchanged to rounding.
+    The current basis makes up what a mass lacks to a tiny least one: a basis that explains nothing
+    (N_k underflows) stays where it is, where 0/0 would be NaN; any other is not touched.
     """
-    tiny = float(torch.finfo(mass.dtype).tiny ** 0.5)  # far from under- and overflow
-    return (sums + tiny * bases) / (mass + tiny).unsqueeze(-1)
+    # Far from under- and overflow. It is not added to the mass: ONNX optimizers remove `+ 1e-19`.
+    tiny = float(torch.finfo(mass.dtype).tiny ** 0.5)
+    whole = mass.clamp_min(tiny)
+    return (sums + (whole - mass).unsqueeze(-1) * bases) / whole.unsqueeze(-1)
 
 
 def parameters(bases: Tensor, channels: int, mixture: Mixture) -> Tensor:
