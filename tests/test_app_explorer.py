@@ -74,7 +74,7 @@ def test_other_iterations_and_step_sizes_are_solved_from_the_same_features() -> 
     this = explorer(kernel="rbf", variance=0.5)
     seen = this.see(picture(), "x")
     solution = this.solve(seen, 7, 0.2)
-    start = this.unit.initial_bases(seen.x)
+    start = this.unit.starting_bases(seen.x)
     steps = list(hemnet.trace(seen.x, start, 7, 0.2, 0.5, "rbf"))
     expected = [float(step.elbo) / seen.x.shape[1] for step in steps]
     assert solution.bound[1:] == pytest.approx(expected, rel=1e-5)

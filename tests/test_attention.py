@@ -49,7 +49,7 @@ def literal_unit(unit: Unit, x: Tensor, iterations: int) -> Tensor:
     for image in unit.scale(unit.conv_in(x)):
         features = image.flatten(1).T  # N,C
         mu = unit.bases.value
-        if unit.start == "image":
+        if unit.initial_bases == "image":
             mu = farthest_points(features[None], len(mu))[0]
         variance = float(unit.plan().mixture.variance)
         for _ in range(iterations):
@@ -102,22 +102,22 @@ def test_presets_say_how_much_the_unit_adds_at_first() -> None:
     assert gain(zero_init=True) == 0
     assert gain() == 0
     assert gain(gain=0.25) == pytest.approx(0.25)
-    for said in ({"gain": 0.5, "zero_init": True}, {"gain": math.nan}, {"gain_rate": 0}):
+    for said in ({"gain": 0.5, "zero_init": True}, {"gain": math.nan}, {"gain_lr_mult": 0}):
         with pytest.raises(ValueError, match="gain"):
             hemnet.HighwayEMAttention(16, bases=4, **said)
 
 
 @pytest.mark.parametrize("make_optimizer", [torch.optim.Adam, torch.optim.SGD])
-def test_gain_rate_changes_how_fast_the_gain_is_learned_and_nothing_else(
+def test_gain_lr_mult_changes_how_fast_the_gain_is_learned_and_nothing_else(
     make_optimizer: type[torch.optim.Optimizer],
 ) -> None:
-    """The output moves gain_rate times as far, with Adam, whose step is as long as its rate, as
+    """The output moves gain_lr_mult times as far, with Adam, whose step is as long as its rate, as
     with SGD, whose step follows the gradient."""
     results, moved, gradients = [], [], []
     for rate in (1.0, 10.0):
         torch.manual_seed(0)
         x = images().requires_grad_()
-        unit = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_rate=rate)
+        unit = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_lr_mult=rate)
         results.append(unit(x))
         optimizer = make_optimizer(unit.norm.parameters(), lr=1e-3)  # type: ignore[call-arg]
         results[-1].square().mean().backward()
@@ -318,7 +318,7 @@ def test_copies(make: Callable[..., Unit]) -> None:
     ):
         torch.testing.assert_close(twin(x), expected, rtol=0, atol=0)
         twin.train()(x)
-        if unit.start == "average":
+        if unit.initial_bases == "running_average":
             assert not torch.equal(twin.bases.value, unit.bases.value)
 
 
@@ -435,12 +435,12 @@ def test_activation_checkpointing_counts_a_batch_once(reentrant: bool) -> None:
 def test_the_rate_of_the_gain_is_part_of_a_checkpoint() -> None:
     """What a unit adds is read right whatever the rate it was built with."""
     x = images(2)
-    saved = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_rate=5).eval()
-    other = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_rate=2).eval()
+    saved = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_lr_mult=5).eval()
+    other = hemnet.HighwayEMAttention(8, bases=4, gain=0.5, gain_lr_mult=2).eval()
     other.load_state_dict(saved.state_dict())
     torch.testing.assert_close(other(x), saved(x))
     older = {k: v for k, v in saved.state_dict().items() if k != "gain.rate"}
-    same = hemnet.HighwayEMAttention(8, bases=4, gain_rate=5).eval()
+    same = hemnet.HighwayEMAttention(8, bases=4, gain_lr_mult=5).eval()
     same.load_state_dict(older)
     torch.testing.assert_close(same(x), saved(x))
 

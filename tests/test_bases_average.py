@@ -20,7 +20,9 @@ import hemnet
 UNITS: dict[str, Any] = {
     "highway": lambda: hemnet.HighwayEMAttention(8, bases=4, preset="paper"),
     "auto": lambda: hemnet.HighwayEMAttention(8, bases=4, preset="paper", variance="auto"),
-    "recommended": lambda: hemnet.HighwayEMAttention(8, bases=4, gain=0.3, start="average"),
+    "recommended": lambda: hemnet.HighwayEMAttention(
+        8, bases=4, gain=0.3, initial_bases="running_average"
+    ),
     "emanet": lambda: hemnet.EMAttention(8, bases=4),
 }
 

@@ -64,7 +64,7 @@ def test_what_a_preset_chose_is_written_out(tmp_path: Path) -> None:
     made = hemnet.create_model("hemnet", 3, "test_resnet", channels=16).eval()
     nn.init.ones_(made.head.attention.norm.weight)
     saved = made.save_pretrained(tmp_path / "recommended")
-    assert json.loads((saved / "config.json").read_text())["options"]["gain_rate"] == 30
+    assert json.loads((saved / "config.json").read_text())["options"]["gain_lr_mult"] == 30
     x = torch.randn(1, 3, 20, 30)
     with torch.no_grad():
         assert torch.equal(hemnet.from_pretrained(saved)(x), made(x))
@@ -74,7 +74,7 @@ def test_a_model_saved_before_the_gain_had_a_rate(folder: Path) -> None:
     model = hemnet.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["options"] |= {"preset": "recommended"}
-    for late in ("normalise", "gain", "gain_rate"):
+    for late in ("normalise", "gain", "gain_lr_mult"):
         del config["options"][late]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     x = torch.randn(1, 3, 20, 30)

@@ -149,7 +149,7 @@ def test_one_window_with_global_bases_is_the_plain_model(
 
 def test_global_bases_are_those_of_all_features_each_once() -> None:
     """With a backbone that sees only its own cell, windows cannot hide anything."""
-    model, image = network(start="average"), picture(64, 96)
+    model, image = network(initial_bases="running_average"), picture(64, 96)
 
     class Cells(nn.Module):
         def forward(self, images: Tensor) -> list[Tensor]:

@@ -155,7 +155,7 @@ def test_the_unit_is_traced_as_it_runs() -> None:
     assert unit is not None
     x = model.head.reduce(model.backbone(images)[-1])[..., :4, :3]  # without the padding
     flat = unit.scale(unit.conv_in(x)).flatten(2).mT
-    direct = hemnet.highway_em(flat, unit.initial_bases(flat), 3, 0.5, unit.variance, "rbf")
+    direct = hemnet.highway_em(flat, unit.starting_bases(flat), 3, 0.5, unit.variance, "rbf")
     expected = direct.responsibilities.mT.reshape(2, 5, *x.shape[2:])
     torch.testing.assert_close(found.responsibilities[-1], expected)
     assert len(found.responsibilities) == 3

@@ -236,12 +236,12 @@ def test_a_run_is_not_overwritten_nor_resumed_with_another_configuration(tmp_pat
 def test_a_run_keeps_what_its_preset_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny_config("--optim.steps", "2"), tmp_path, quiet=True)
     recommended = PRESETS["recommended"]
-    monkeypatch.setitem(PRESETS, "recommended", recommended | {"gain_rate": 2.0})
+    monkeypatch.setitem(PRESETS, "recommended", recommended | {"gain_lr_mult": 2.0})
     longer = read_config(tmp_path / "config.yaml", ["--optim.steps", "3"])
     assert train(longer, tmp_path, resume=True, allow_changes=True, quiet=True).step == 3
     unit = hemnet.from_pretrained(tmp_path / "model").head.attention
-    assert unit.gain.factor == recommended["gain_rate"]
-    with pytest.raises(UserError, match="gain_rate"):
+    assert unit.gain.factor == recommended["gain_lr_mult"]
+    with pytest.raises(UserError, match="gain_lr_mult"):
         train(tiny_config("--optim.steps", "3"), tmp_path, resume=True, quiet=True)
 
 

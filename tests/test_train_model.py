@@ -88,9 +88,9 @@ def test_start_from_a_model_with_other_classes(tmp_path, caplog) -> None:
 
 def test_start_from_a_model_whose_gain_is_learned_at_another_rate(tmp_path) -> None:
     """What the unit adds is taken over, not the number that stands for it."""
-    first = small(gain=0.4, gain_rate=1)
+    first = small(gain=0.4, gain_lr_mult=1)
     first.save_pretrained(tmp_path)
-    second = small(gain_rate=8)
+    second = small(gain_lr_mult=8)
     start_from(second, str(tmp_path))
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(second.eval()(images), first.eval()(images))

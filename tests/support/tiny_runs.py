@@ -25,7 +25,7 @@ def tiny_config(*flags: str) -> TrainConfig:
         "model.backbone": "test_resnet",
         "model.output_stride": 16,
         "model.channels": 16,
-        "model.options": "{bases: 8, variance: auto, dropout: 0.2, start: average}",
+        "model.options": "{bases: 8, variance: auto, dropout: 0.2, initial_bases: running_average}",
         "data.size": 48,
         "data.crop": "[48, 48]",
         "data.length": 10,

@@ -198,7 +198,7 @@ class Explorer:
         how = how._replace(mixture=how.mixture.cpu())
         x = seen.x
         start = initial(
-            self.unit.initial_bases(x.to(self.device)).float().cpu(), x, how.mixture, x.shape[2]
+            self.unit.starting_bases(x.to(self.device)).float().cpu(), x, how.mixture, x.shape[2]
         )
         bases, bound = [start], []
         if self.has_steps:

@@ -103,7 +103,7 @@ def _fit(unit: EMUnit, file: IO[bytes]) -> GlobalBases:
     wanted = candidates_for(len(unit.bases.value))
     numbers = spread_positions(total, wanted, torch.device("cpu")).tolist()
     x = torch.stack([row(number) for number in numbers])[None].to(unit.bases.value.device)
-    plan, bases = unit.plan(), unit.initial_bases(x)
+    plan, bases = unit.plan(), unit.starting_bases(x)
     start = initial(bases, x, plan.mixture, channels)
     *_, (before, _, after) = iterate(Parts(parts), start, plan.steps, plan.mixture)
     return GlobalBases(before[0], after[0])

@@ -45,7 +45,7 @@ def look(model: Segmenter, image: Tensor, iterations: int | None = None) -> Look
     features = kept[-1].features
     x, size, plan = features.flatten(2).mT, features.shape[2:], unit.plan(iterations)
     maps, rebuilt = [], []
-    for gamma, bases in iterate(x, unit.initial_bases(x), plan):
+    for gamma, bases in iterate(x, unit.starting_bases(x), plan):
         maps.append(gamma[0].mT.unflatten(1, size).cpu())
         means = plan.mixture.means(bases)
         rebuilt.append(r_step(gamma, means)[0].mT.unflatten(1, size).cpu())

@@ -92,7 +92,7 @@ def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace 
     features, own = kept[-1].features, len(kept[-1].plan.steps)
     x = features.flatten(2).mT  # B,N,C
     plan = unit.plan(max(own, further) if has_bound(kept[-1].plan) else own)
-    start = unit.initial_bases(x)
+    start = unit.starting_bases(x)
     maps: list[Tensor] = []
     bound: list[float] = []
     if has_bound(plan):

@@ -21,6 +21,7 @@ from hemnet.models.bundled import boxed, is_hub_id, not_found
 from hemnet.models.registry import make_config
 from hemnet.models.saving import CONFIG, FORMAT, WEIGHTS
 from hemnet.models.segmenter import ModelConfig, Segmenter
+from hemnet.renamed_options import current_options
 from hemnet.version import __version__
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def parse_config(text: str, path: Path) -> ModelConfig:
         raise UserError(f"{path} is damaged: missing or unknown {', '.join(wrong)}")
     if content["model"] == "hemnet" and isinstance(content["options"], dict):
         # As before there was a choice.
-        content["options"] = {"gain_rate": 1.0, "start": "average"} | content["options"]
+        before = {"gain_lr_mult": 1.0, "initial_bases": "running_average"}
+        content["options"] = before | current_options(content["options"])
     try:
         return make_config(content.pop("model"), **content)
     except (UserError, TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from hemnet.limits import MAX_ITERATIONS
 from hemnet.models.segmenter import ModelConfig, Segmenter
 from hemnet.nn.attention import PRESETS
 from hemnet.nn.heads import HEADS
+from hemnet.renamed_options import current_options
 
 _MODEL_ARGUMENTS = ("self", "channels", "strides", "num_classes", "width", "unit")
 
@@ -98,7 +99,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         raise UserError(f"there is no model {name!r}; choose from {', '.join(HEADS)}")
     num_classes = _whole(fields.pop("num_classes"), "num_classes")
     defaults, has_width = head_options(name)
-    options = dict(fields.pop("options", None) or {})
+    options = current_options(dict(fields.pop("options", None) or {}))
     unknown = [key for key in options if key not in defaults]
     if unknown:
         raise UserError(
@@ -144,6 +145,7 @@ def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
     Presets may change; what a run began with or a model was saved with may not.
     """
+    options = current_options(options)
     chosen = (head_options(name)[0] if name in HEADS else {}) | options
     preset = PRESETS.get(str(chosen.get("preset")), {})
     unset = {"variance": "preset"}  # where None says something of its own

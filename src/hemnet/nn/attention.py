@@ -24,12 +24,23 @@ from hemnet.em.sources import Linear
 from hemnet.nn.em_unit import EMUnit, Plan, check_count
 from hemnet.nn.health import covariance_product
 from hemnet.nn.running_average import RunningAverage
+from hemnet.renamed_options import accepts_old_names
 
 AUTO_RATIO = 2.0  # λ/σ² that variance="auto" keeps: at 4 the scenes' context is no longer learned
 PRESETS: dict[str, dict[str, Any]] = {  # what an option is where its caller does not choose
     # docs/recall.md and docs/results.md have the measurements
-    "recommended": {"start": "image", "variance": "auto", "gain": 0.0, "gain_rate": 30.0},
-    "paper": {"start": "average", "variance": None, "gain": 1.0, "gain_rate": 1.0},
+    "recommended": {
+        "initial_bases": "image",
+        "variance": "auto",
+        "gain": 0.0,
+        "gain_lr_mult": 30.0,
+    },
+    "paper": {
+        "initial_bases": "running_average",
+        "variance": None,
+        "gain": 1.0,
+        "gain_lr_mult": 1.0,
+    },
 }
 
 
@@ -49,15 +60,16 @@ class HighwayEMAttention(EMUnit):
         backward: "exact", "autograd", "highway", "implicit" or "none", see `hemnet.highway_em`.
         zero_init: True for gain=0, so that the unit is the identity at first, False for gain=1.
         gain: how much of its branch the unit adds to its input at first; None for the preset's.
-        gain_rate: how many times as fast as other weights the gain is learned; None for the
+        gain_lr_mult: the gain's learning rate as a multiple of the other weights'; None for the
             preset's.
         normalise: EM sees features of mean 0 and variance 1 in each channel.
-        start: what EM starts from: "image" – K features of the image itself, far apart from each
-            other, so that the bases find groups that no other image has; "average" – bases shared
-            by all images, which follow what EM makes of them (`decay`); None for the preset's.
-        preset: "recommended" (start="image", variance="auto", gain=0, gain_rate=30: the identity
-            at first, and soon more), or "paper" for the paper's unit to the letter
-            (start="average", √C, 1 and 1).
+        initial_bases: what EM starts from: "image" – K features of the image itself, far apart
+            from each other, so that the bases find groups that no other image has;
+            "running_average" – bases shared by all images, which follow what EM makes of them
+            (`decay`); None for the preset's.
+        preset: "recommended" (initial_bases="image", variance="auto", gain=0, gain_lr_mult=30: the
+            identity at first, and soon more), or "paper" for the paper's unit to the letter
+            (initial_bases="running_average", √C, 1 and 1).
         mixture: another mixture than the Gaussian that variance and kernel are short for, such as
             `hemnet.VonMisesFisher(10.0)`, or its name and settings as a mapping.
         group: a process group over whose ranks the positions of each image are spread.
@@ -70,6 +82,7 @@ class HighwayEMAttention(EMUnit):
         torch.Size([2, 64, 32, 48])
     """
 
+    @accepts_old_names
     def __init__(
         self,
         channels: int,
@@ -83,9 +96,9 @@ class HighwayEMAttention(EMUnit):
         backward: str = "exact",
         zero_init: bool | None = None,
         gain: float | None = None,
-        gain_rate: float | None = None,
+        gain_lr_mult: float | None = None,
         normalise: bool = False,
-        start: str | None = None,
+        initial_bases: str | None = None,
         preset: str = "recommended",
         mixture: Mixture | Mapping[str, Any] | str | None = None,
         group: ProcessGroup | None = None,
@@ -118,9 +131,9 @@ class HighwayEMAttention(EMUnit):
             bases,
             decay,
             chosen["gain"] if gain is None else gain,
-            chosen["gain_rate"] if gain_rate is None else gain_rate,
+            chosen["gain_lr_mult"] if gain_lr_mult is None else gain_lr_mult,
             normalise,
-            chosen["start"] if start is None else start,
+            chosen["initial_bases"] if initial_bases is None else initial_bases,
             fixed.width(channels),
             group,
         )
@@ -189,7 +202,8 @@ class HighwayEMAttention(EMUnit):
             variance = "auto" if self.principal is not None else f"{self._mixture.sigma2:.4g}"
             mixture = f"variance={variance}, kernel={self.kernel}"
         return (
-            f"{self.channels}, bases={self.bases.value.shape[0]}, start={self.start}, "
+            f"{self.channels}, bases={self.bases.value.shape[0]}, "
+            f"initial_bases={self.initial_bases}, "
             f"iterations={self.iterations}, step_size={self.step_size}, {mixture}, "
             f"eval_iterations={self.eval_iterations}, backward={self.backward}"
         )

@@ -32,7 +32,7 @@ SAMPLE = 512  # positions of an image that stand for all of it where statistics 
 KEPT_IMAGES = 4  # images whose sample is kept for `health`
 CHECK_EVERY = 100  # training passes between two looks at the bases' health
 WARM_UP = 20  # passes before the bases are judged at all
-STARTS = ("image", "average")  # what EM starts from: see `HighwayEMAttention`
+INITIAL_BASES = ("image", "running_average")  # see `HighwayEMAttention`
 
 
 class Plan(NamedTuple):
@@ -97,9 +97,9 @@ class EMUnit(nn.Module, ABC):
         bases: int,
         decay: float,
         gain: float,
-        gain_rate: float = 1.0,
+        gain_lr_mult: float = 1.0,
         normalise: bool = False,
-        start: str = "average",
+        initial_bases: str = "running_average",
         width: int | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
@@ -108,19 +108,20 @@ class EMUnit(nn.Module, ABC):
         check_count("bases", bases)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
-        if start not in STARTS:
-            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {start!r}")
+        if initial_bases not in INITIAL_BASES:
+            names = ", ".join(INITIAL_BASES)
+            raise ValueError(f"initial_bases must be one of {names}; got {initial_bases!r}")
         if not math.isfinite(gain):
             raise ValueError(f"gain must be a finite number; got {gain!r}")
         self.channels, self.initial_gain, self.group = channels, gain, group
-        self.start = start
+        self.initial_bases = initial_bases
         self.conv_in = nn.Conv2d(channels, channels, 1)
         # No weights of its own: a common shift of the features, which a large first convolution or
         # its bias can make, would let the longest basis explain every position.
         self.scale = nn.BatchNorm2d(channels, affine=False) if normalise else nn.Identity()
         self.conv_out = nn.Conv2d(channels, channels, 1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
-        self.gain = ResidualGain(gain_rate)
+        self.gain = ResidualGain(gain_lr_mult)
         self.bases = RunningAverage(torch.empty(bases, width or channels), decay)
         self.solver = highway_solver
         self._kept: tuple[Tensor, Tensor | None] | None = None  # inputs of EM and their weights
@@ -167,14 +168,14 @@ class EMUnit(nn.Module, ABC):
 
         if self.training and seen is not None:
             plan = self._training_plan(*seen, linear)
-            if self.start == "average":
+            if self.initial_bases == "running_average":
                 result = fit(self.bases.begin(self.parameters()), plan)
                 self.bases.update(result.bases)
             else:
                 result = fit(self._own_points(flat, weights, linear), plan)
         else:
             plan = self.plan()
-            if self.start == "average":
+            if self.initial_bases == "running_average":
                 result = fit(self.bases.value, plan)
             else:
                 result = fit(self._own_points(flat, weights, linear), plan)
@@ -184,9 +185,9 @@ class EMUnit(nn.Module, ABC):
         rebuilt = _rebuild(result.responsibilities, means, x)
         return F.relu(self.gain(x, self.conv_out(F.relu(rebuilt)), self.norm, self.group))
 
-    def initial_bases(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+    def starting_bases(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """What EM starts from in evaluation on features x: B,N,C: K,P, or B,K,C of each image."""
-        if self.start == "average":
+        if self.initial_bases == "running_average":
             return upcast(self.bases.value)
         return self._own_points(x, weights, None)
 
@@ -227,7 +228,7 @@ class EMUnit(nn.Module, ABC):
                 flat, weights = apply_linear(self._kept[0], self._linear()), self._kept[1]
             else:
                 flat, weights = self.features(x).flatten(2).mT, None
-            plan, start = self.plan(), self.initial_bases(flat, weights)
+            plan, start = self.plan(), self.starting_bases(flat, weights)
             result = highway_solver(flat, start, plan, weights=weights)
         mixture = plan.mixture
         # Directions of unit length say nothing of how far features are apart: means of x do.

@@ -32,7 +32,7 @@ class ResidualGain(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         if not 0 < rate < math.inf:
-            raise ValueError(f"gain_rate must be a finite number above 0; got {rate!r}")
+            raise ValueError(f"gain_lr_mult must be a finite number above 0; got {rate!r}")
         self.factor = float(rate)  # `rate` as a number, which needs no look at the device
         self.register_buffer("rate", torch.tensor(self.factor))
 

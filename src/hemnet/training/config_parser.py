@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from hemnet.errors import UserError
+from hemnet.renamed_options import current_options
 from hemnet.run_folder import RunFolder
 from hemnet.training.config import TrainConfig, check_config, joined
 
@@ -51,6 +52,7 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
     found = make(parsed)
     config = TrainConfig(**{f.name: getattr(found, f.name) for f in fields(TrainConfig)})
+    config.model.options = current_options(config.model.options)
     check_config(config)
     return config
 
