@@ -52,8 +52,8 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
     found = make(parsed)
     config = TrainConfig(**{f.name: getattr(found, f.name) for f in fields(TrainConfig)})
-    config.model.options = current_options(config.model.options)
     check_config(config)
+    config.model.options = current_options(config.model.options)
     return config
 
 
