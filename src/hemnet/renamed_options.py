@@ -33,6 +33,6 @@ def accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def renamed(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(*args, **current_options(kwargs))  # type: ignore[arg-type]
+        return function(*args, **current_options(kwargs))
 
     return renamed
