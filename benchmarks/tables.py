@@ -1,0 +1,292 @@
+"""The tables of measured figures in the documents, made from stored results.
+
+    python benchmarks/tables.py            # prints every table
+    python benchmarks/tables.py --write    # puts them into the pages
+
+A table stands in a page between `<!-- table: NAME -->` and `<!-- end -->`; a test compares the
+pages with what this prints. A difference is bold where it exceeds two standard errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from comparisons import (
+    CAMVID_CROPS,
+    CAMVID_FILMS,
+    CAMVID_FROZEN,
+    CAMVID_RESNET,
+    COMPARISONS,
+    PREVIOUS,
+    ROOT,
+    VOC_FROZEN,
+    Comparison,
+    Run,
+    differences,
+    read_runs,
+    standard_error,
+)
+from hemnet.study.uncertainty import t_critical
+
+RESULTS, BENCHMARKS = ROOT / "docs" / "results", ROOT / "benchmarks" / "results"
+CONTROLS = RESULTS / "controls.jsonl"
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NAMES = {
+    "plain": "no unit",
+    "mean": "global mean, K = 1",
+    "pooling": "attention pooling, one query",
+    "grid": "means of an 8×8 grid",
+    "emanet": "EMANet",
+    "hemnet": "HEMNet",
+    PREVIOUS: "HEMNet, gain from 0.3, 10 times the rate",
+    "hemnet:gain_rate=1,gain=0.3": "HEMNet, gain from 0.3, common rate",
+    "hemnet:kernel=rbf,normalise=true,gain=0.6,gain_rate=1": "HEMNet, RBF, normalised, gain 0.6",
+    "nonlocal": "self-attention, O(N²)",
+    "pspnet": "PSPNet's pyramid pooling",
+}
+UNITS = [unit for unit in NAMES if unit not in ("mean", "pooling", "grid")]  # of real_data.jsonl
+
+
+def name_of(unit: str) -> str:
+    if unit in NAMES:
+        return NAMES[unit]
+    name, _, options = unit.partition(":")
+    return f"{NAMES.get(name, name)}, {options.replace(',', ', ').replace('bases=', 'K = ')}"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+
+
+def gain(values: Sequence[float], interval: bool = False) -> str:
+    """Mean ± standard error; bold where it exceeds two of them."""
+    if not values:
+        return ""
+    mean, error = statistics.mean(values), standard_error(values)
+    if len(values) == 1:
+        return f"{mean:+.2f}".replace("-", "−")
+    text = f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+    text = f"**{text}**" if abs(mean) > 2 * error else text
+    if interval:
+        wide = t_critical(len(values) - 1) * error
+        text += f" [{mean - wide:+.2f}, {mean + wide:+.2f}]".replace("-", "−")
+    return text
+
+
+def mean(values: Iterable[float], digits: int = 2) -> str:
+    found = list(values)
+    return f"{statistics.mean(found):.{digits}f}" if found else "–"
+
+
+def stored(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def evidence() -> str:
+    runs = read_runs()
+    recalled: dict[tuple[str, int | None], list[float]] = {}
+    for row in read_runs(RESULTS / "recall.jsonl"):
+        if row["groups"] == 12 and not row["options"]:
+            recalled.setdefault((row["unit"], row["bases"]), []).append(row["accuracy"])
+    recall = [
+        f"{statistics.median(recalled[key]):.1f}"
+        for key in (("mean", None), ("emanet", 16), ("hem", 16), ("attention", None))
+    ]
+    heads = {row["head"]: row["miou"]["mean"] for row in stored(RESULTS / "compare.json")["rows"]}
+    rows = [
+        ("Recall with 12 groups, accuracy in % [1](docs/recall.md)", *recall),
+        (
+            "Generated scenes, mIoU [2](docs/studies.md#heads-under-one-budget) \\*",
+            *(f"{heads[name]:.1f}" for name in ("fcn", "emanet", "hemnet", "nonlocal")),
+        ),
+    ]
+    for title, comparison in (
+        ("Part of VOC, frozen backbone, mIoU [3](docs/results.md) \\*", VOC_FROZEN),
+        ("CamVid, a film never seen, frozen backbone, mIoU [4](docs/results.md) \\*", CAMVID_FILMS),
+    ):
+        units = ("plain", "emanet", "hemnet", "nonlocal")
+        rows.append((title, *(mean(comparison.miou(runs, u).values(), 1) for u in units)))
+    return markdown(("", "no attention", "EMANet", "**HEMNet**", "self-attention"), rows)
+
+
+def gains() -> str:
+    runs = read_runs()
+    rows = []
+    for each in COMPARISONS:
+        plain, emanet = each.gains(runs, "plain"), each.gains(runs, "emanet")
+        count = str(len(plain or emanet))
+        if plain and emanet and len(plain) != len(emanet):
+            count += f" ({len(emanet)})"
+        rows.append((each.title, count, gain(plain), gain(emanet)))
+    return markdown(("setting", "pairs", "− no unit", "− EMANet's unit"), rows)
+
+
+def heads() -> str:
+    runs = read_runs()
+
+    def cells(comparison: Comparison, unit: str) -> tuple[str, str]:
+        found = comparison.miou(runs, unit)
+        if not found:
+            return "", ""
+        lead = differences(found, comparison.miou(runs, "plain"))
+        return f"{mean(found.values())} ({len(found)})", "" if unit == "plain" else gain(lead)
+
+    rows = [(NAMES[u], *cells(VOC_FROZEN, u), *cells(CAMVID_FROZEN, u)) for u in UNITS]
+    return markdown(("unit", "VOC (seeds)", "− no unit", "CamVid (seeds)", "− no unit"), rows)
+
+
+def films() -> str:
+    runs = read_runs()
+    units = ("plain", "emanet", "hemnet")
+    found = {unit: CAMVID_FILMS.miou(runs, unit) for unit in units}
+    rows = []
+    for film in sorted({str(pair[0]) for pair in found["hemnet"]}):
+        of_film = (mean(v for pair, v in found[u].items() if pair[0] == film) for u in units)
+        rows.append((film, *of_film))
+    return markdown(("film left out", *(name_of(unit) for unit in units)), rows)
+
+
+def initial_gain() -> str:
+    """The two ways to start a unit, each less the head without one."""
+    runs = read_runs()
+    unseen = replace(CAMVID_CROPS, title="CamVid, unseen film, small crops, SGD", films=True)
+    rows = []
+    for each in (VOC_FROZEN, CAMVID_FROZEN, CAMVID_RESNET, CAMVID_FILMS, CAMVID_CROPS, unseen):
+        both = (replace(each, ours=unit).gains(runs, "plain") for unit in (PREVIOUS, "hemnet"))
+        rows.append((each.title, *(f"{gain(found)} ({len(found)})" for found in both)))
+    return markdown(("setting", "from 0.3, 10 times the rate", "from 0, 30 times the rate"), rows)
+
+
+def small_crops() -> str:
+    """By how fast the gain is learned: mIoU of each seed, gain, and the loss in training."""
+    runs = read_runs()
+    plain = CAMVID_CROPS.miou(runs, "plain")
+    rows = []
+    for unit, name in {
+        "plain": "no unit",
+        "emanet": "EMANet",
+        "hemnet:gain_rate=100,gain=0.3": "HEMNet, gain from 0.3, 100 times the rate",
+        PREVIOUS: "… 10 times",
+        "hemnet:gain_rate=1,gain=0.3": "… common rate",
+        "hemnet": "HEMNet, gain from 0, 30 times the rate",
+    }.items():
+        found = CAMVID_CROPS.miou(runs, unit)
+        loss = CAMVID_CROPS.values(runs, unit, "loss").values()
+        lead = "" if unit == "plain" else gain(differences(found, plain))
+        rows.append((name, mean(found.values()), lead, mean(loss, 3)))
+    return markdown(("unit", "mIoU, 3 seeds", "− no unit", "loss in training"), rows)
+
+
+def controls() -> str:
+    """Every unit in every setting of `controls.jsonl`, with paired differences and intervals."""
+    result = {"unit", "seed", "rate", "loss", "miou", "accuracy", "iou", "seconds", "health"}
+    result |= {"gain", "more_iterations", "leave_out"}
+    settings: dict[str, dict[str, dict[Any, Run]]] = {}
+    for run in read_runs(CONTROLS):
+        key = json.dumps({k: v for k, v in run.items() if k not in result}, sort_keys=True)
+        pair = run.get("leave_out"), run["seed"]
+        settings.setdefault(key, {}).setdefault(run["unit"], {})[pair] = run
+    parts = []
+    for key, units in settings.items():
+        miou = {u: {pair: run["miou"] for pair, run in runs.items()} for u, runs in units.items()}
+        rows = [
+            (
+                name_of(unit),
+                ", ".join(sorted({f"{run['rate']:g}" for run in units[unit].values()})),
+                f"{mean(found.values())} ({len(found)})",
+                *(
+                    gain(differences(found, miou.get(base, {})), interval=True)
+                    if unit != base
+                    else ""
+                    for base in ("plain", "mean", "emanet")
+                ),
+            )
+            for unit, found in miou.items()
+        ]
+        chosen = json.loads(key)
+        title = ", ".join(f"{k} {v}" for k, v in chosen.items() if k in ("data", "backbone"))
+        trained = "frozen" if chosen.get("freeze_stages") is None else "trained along"
+        columns = ("unit", "rate", "mIoU (runs)", "− no unit", "− global mean", "− EMANet")
+        parts.append(
+            f"**{title}, backbone {trained}, {chosen['steps']} steps**\n\n{markdown(columns, rows)}"
+        )
+    return "\n".join(parts)
+
+
+def backward() -> str:
+    modes = stored(BENCHMARKS / "attention.json")["modes"]
+    chosen = {(mode["mode"], mode["iterations"]): mode for mode in modes}
+    rows = [
+        (
+            f'`"{name}"`',
+            f"{chosen[name, 3]['step_ratio']:.2f}",
+            f"{chosen[name, 3]['memory_mb']:.1f} MB",
+            f"{chosen[name, 16]['memory_mb']:.1f} MB",
+        )
+        for name in ("autograd", "exact", "highway")
+    ]
+    columns = ("`backward`", "time, T = 3", "extra memory, T = 3", "extra memory, T = 16")
+    return markdown(columns, rows)
+
+
+def positions() -> str:
+    rows = [
+        (
+            f"{row['positions']:,}",
+            f"{row['step_ms']:.0f} ms",
+            f"{row['memory_mb']:.0f} MB",
+            f"{row['attention_of_em']:.0f}×" if row["attention_of_em"] else "",
+        )
+        for row in stored(BENCHMARKS / "attention.json")["lengths"]
+    ]
+    return markdown(("positions", "time", "extra memory", "self-attention takes"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "evidence": evidence,
+    "gains": gains,
+    "heads": heads,
+    "films": films,
+    "initial_gain": initial_gain,
+    "small_crops": small_crops,
+    "backward": backward,
+    "positions": positions,
+}
+if CONTROLS.exists():
+    TABLES["controls"] = controls
+
+
+def fill(text: str) -> str:
+    """A page with its tables made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages")
+    if not parser.parse_args().write:
+        print("\n".join(f"{name}\n\n{table()}" for name, table in TABLES.items()))
+        return
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (filled := fill(text)) != text:
+            page.write_text(filled, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)}: tables written")
+
+
+if __name__ == "__main__":
+    main()
