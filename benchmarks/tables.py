@@ -250,6 +250,50 @@ def positions() -> str:
     return markdown(("positions", "time", "extra memory", "self-attention takes"), rows)
 
 
+def pipeline() -> str:
+    rows = [
+        (
+            str(row["workers"]),
+            f"{row['hemnet']:.0f}",
+            f"{row['torchvision']:.0f}",
+            f"{row['ratio']:.2f}",
+        )
+        for row in stored(BENCHMARKS / "data.json")["pipeline"]
+    ]
+    return markdown(("workers", "hemnet, images/s", "torchvision, images/s", "ratio"), rows)
+
+
+def scenes_context() -> str:
+    names = {
+        "local": "none: local",
+        "pooling": "global mean",
+        "attention": "self-attention, one layer",
+        "highway EM": "highway EM, 16 bases",
+    }
+    rows = []
+    for file in ("scenes_context.json", "scenes_context_2500.json"):
+        found = stored(BENCHMARKS / file)
+        for name, row in found["variants"].items():
+            steps = found["settings"]["steps"]
+            values = (row["local_miou"], row["context_miou"], row["state_accuracy"])
+            label = names[name] + ("" if steps == 1000 else f", {steps} steps")
+            rows.append((label, f"{row['parameters']:,}", *(f"{value:.1f}%" for value in values)))
+    return markdown(
+        ("context", "parameters", "IoU of ground and lamps", "IoU of things", "state"), rows
+    )
+
+
+def mosaics() -> str:
+    names = {
+        "windows": "windows",
+        "windows, global bases": "windows, `--global-bases`",
+        "at once": "the whole mosaic at once",
+    }
+    ways = stored(BENCHMARKS / "global_bases.json")["ways"]
+    rows = [(names[k], f"{v['miou']:.1f}", f"{v['miou_of_things']:.1f}") for k, v in ways.items()]
+    return markdown(("8 mosaics of 576×864, windows of 96", "mIoU", "mIoU of things"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "evidence": evidence,
     "gains": gains,
@@ -259,6 +303,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "small_crops": small_crops,
     "backward": backward,
     "positions": positions,
+    "pipeline": pipeline,
+    "scenes_context": scenes_context,
+    "mosaics": mosaics,
 }
 if CONTROLS.exists():
     TABLES["controls"] = controls
