@@ -26,7 +26,7 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES if path.parent.name
 PENDING = {
     f"docs/{name}.md"
     for name in (
-        "app", "export", "method", "own_data", "prediction", "quickstart",
+        "app", "export", "method", "own_data",
         "recall", "reliability", "reproduce", "studies", "training",
     )
 }  # fmt: skip
