@@ -294,6 +294,19 @@ def mosaics() -> str:
     return markdown(("8 mosaics of 576×864, windows of 96", "mIoU", "mIoU of things"), rows)
 
 
+def heads_on_scenes() -> str:
+    found = stored(RESULTS / "compare.json")["rows"]
+    rows = [
+        (
+            row["head"],
+            *(f"{row[key]['mean']:.1f} ± {row[key]['sd']:.1f}" for key in ("miou", "context_miou")),
+            f"{row['params'] / 1e6:.2f} M",
+        )
+        for row in sorted(found, key=lambda row: -row["miou"]["mean"])
+    ]
+    return markdown(("head", "mIoU", "mIoU, context classes", "parameters"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "evidence": evidence,
     "gains": gains,
@@ -306,6 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pipeline": pipeline,
     "scenes_context": scenes_context,
     "mosaics": mosaics,
+    "heads_on_scenes": heads_on_scenes,
 }
 if CONTROLS.exists():
     TABLES["controls"] = controls

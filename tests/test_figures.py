@@ -27,7 +27,7 @@ PENDING = {
     f"docs/{name}.md"
     for name in (
         "app", "export", "method", "own_data",
-        "recall", "reliability", "reproduce", "studies", "training",
+        "recall", "reliability", "reproduce", "training",
     )
 }  # fmt: skip
 UNIT = r"\s?(?:%|ms\b|[MG]i?B\b|points?\b|images/s)|×(?!\d)"
