@@ -23,13 +23,7 @@ from support.documents import PAGES, PROGRAMS, ROOT
 
 # Of docs/results only what others cite: `hemnet study` writes those pages beside their numbers.
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES if path.parent.name != "results"]
-PENDING = {
-    f"docs/{name}.md"
-    for name in (
-        "app", "export", "method", "own_data",
-        "recall", "reliability", "reproduce", "training",
-    )
-}  # fmt: skip
+PENDING = {f"docs/{name}.md" for name in ("export", "method", "recall", "reliability", "training")}
 UNIT = r"\s?(?:%|ms\b|[MG]i?B\b|points?\b|images/s)|×(?!\d)"
 FIGURE = re.compile(rf"(?<![\w.,·⁻-])(\d[\d,]*\.\d+|\d[\d,]*(?={UNIT}))")
 SOURCE = re.compile(r"<!-- source: (.*?) -->")
@@ -106,7 +100,7 @@ def rounded(file: str) -> frozenset[str]:
     """Every number of a stored file, also as a percentage, at every number of digits."""
     text = (ROOT / file).read_text(encoding="utf-8")
     shown = set()
-    for found in re.findall(r"\d[\d_]*(?:\.\d+)?(?:e-?\d+)?", text):
+    for found in re.findall(r"\d+(?:_\d{3})*(?:\.\d+)?(?:e-?\d+)?", text):
         for value in (float(found), 100 * float(found), float(found) / 1000):
             if value < 1e9:
                 shown |= {f"{value:.{digits}f}" for digits in range(4)}
