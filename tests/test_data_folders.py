@@ -61,6 +61,35 @@ def test_classes_with_colours_read_coloured_labels(tmp_path):
     assert dataset[0][1][:, 0].unique().tolist() == [0, 1, 255]
 
 
+def test_a_colour_called_void_does_not_count(tmp_path):
+    """As the outlines of VOC's labels, which are white in many exports."""
+    image(tmp_path / "images" / "x.jpg")
+    colours = np.zeros((24, 32, 3), np.uint8)
+    colours[:12] = (128, 64, 128)
+    colours[12:20] = 255
+    label(tmp_path / "labels" / "x.png", colours)
+    classes = tmp_path / "classes.txt"
+    classes.write_text("ground #000000\nroad #804080\n")
+    with pytest.raises(UserError, match="colour #ffffff without a class.*`void #ffffff`"):
+        open_dataset("folder", tmp_path, "all")[0]
+    classes.write_text("ground #000000\nroad #804080\nvoid #ffffff\n")
+    dataset = open_dataset("folder", tmp_path, "all")
+    assert dataset.info.classes == ("ground", "road")
+    assert dataset.info.palette == ((0, 0, 0), (128, 64, 128))
+    assert dataset[0][1][:, 0].unique().tolist() == [0, 1, 255]
+    classes.write_text("ground #000000\nroad #804080\nvoid #804080\n")
+    with pytest.raises(UserError, match="same colour"):
+        open_dataset("folder", tmp_path, "all")
+
+
+def test_colours_for_classes_without_any_are_explained(tmp_path):
+    image(tmp_path / "images" / "x.jpg")
+    label(tmp_path / "labels" / "x.png", np.full((24, 32, 3), (128, 64, 128), np.uint8))
+    (tmp_path / "classes.txt").write_text("ground\nroad\n")
+    with pytest.raises(UserError, match="the classes have none.*#804080"):
+        open_dataset("folder", tmp_path, "all")[0]
+
+
 def test_any_sub_folder_can_be_a_split(tmp_path):
     folder(tmp_path, {"fold1": 2, "fold2": 1})
     assert len(open_dataset("folder", tmp_path, "fold1")) == 2
@@ -95,6 +124,23 @@ def test_prepare_finds_colours(tmp_path):
         "class 1 #804080",
     ]
     assert open_dataset("folder", tmp_path, "all")[0][1][:, 0].unique().tolist() == [0, 1]
+
+
+def test_prepare_takes_colours_of_labels_that_happen_to_be_grey(tmp_path):
+    for name, colour in (("x", (128, 64, 128)), ("y", (0, 0, 0)), ("z", (255, 255, 255))):
+        image(tmp_path / "images" / f"{name}.jpg")
+        label(tmp_path / "labels" / f"{name}.png", np.full((24, 32, 3), colour, np.uint8))
+    assert "call it void" in prepare_folder(tmp_path)
+    lines = (tmp_path / "classes.txt").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["#000000", "#804080", "#ffffff"]
+
+
+def test_prepare_says_what_smoothed_labels_are(tmp_path):
+    image(tmp_path / "images" / "x.jpg")
+    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
+    label(tmp_path / "labels" / "x.png", noise)
+    with pytest.raises(UserError, match="colours; at most 255.*Smoothed"):
+        prepare_folder(tmp_path)
 
 
 def test_prepare_finds_classes(tmp_path):

@@ -87,7 +87,7 @@ def _classes(
     entry = CATALOG.get(text)
     if entry is not None and entry.info.classes:
         return tuple(entry.info.classes), tuple(entry.info.palette)
-    names, colours = find_classes(Path(), text)
+    names, colours, _ = find_classes(Path(), text)
     return names, colours or None
 
 

@@ -212,26 +212,25 @@ def open_dataset(
         return Recall(split, size=size, length=length, seed=seed, groups=groups)
     base = Path(_given(name, root)).expanduser() if name == "hf" else _folder(name, root)
     if name in OWN:
-        names, colours = folders.find_classes(base, classes, labels)
+        names, colours, void = folders.find_classes(base, classes, labels)
         info = replace(info, classes=names, palette=colours or known.colour_map(len(names)))
     else:
-        colours = tuple(info.palette)
+        colours, void = tuple(info.palette), ()
         if split not in info.splits:
             raise UserError(f"{name} split {split!r}: expected one of {', '.join(info.splits)}.")
     if name == "hf":
         rows = hf.load(str(base))
         if split not in rows:
             raise UserError(f"{base}: no split {split!r}; it has {', '.join(rows)}.")
-        coding = Coding(len(info.classes), label_map, colours)
+        coding = Coding(len(info.classes), label_map, colours, void)
         return hf.HuggingFaceDataset(info, split, rows[split], coding, columns)
     if name == "folder":
         layout = folders.folder(base, split, labels)
     else:
         layout = CATALOG[name].find(base, split)
     pairs, notes = _usable(info, split, base, layout, partial)
-    coding = Coding(
-        len(info.classes), label_map if label_map is not None else layout.label_map, colours
-    )
+    mapping = label_map if label_map is not None else layout.label_map
+    coding = Coding(len(info.classes), mapping, colours, void)
     for note in notes:
         log.warning("%s", note)
     missing = [pair for pair in layout.pairs if not _complete(pair)] if partial else []

@@ -5,8 +5,21 @@ from __future__ import annotations
 import gzip
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 from hemnet.data.labels import Colour
+
+class ClassList(NamedTuple):
+    """Attributes:
+    names: of the classes, in the order of their ids.
+    colours: of the classes; empty where not every line has one.
+    void: colours in label files that do not count.
+    """
+
+    names: tuple[str, ...]
+    colours: tuple[Colour, ...] = ()
+    void: tuple[Colour, ...] = ()
+
 
 _LISTS = files("hemnet.data") / "lists"
 
@@ -37,9 +50,13 @@ def raw_classes(name: str) -> dict[int, str]:
     return {int(key): name for key, name in (line.split(maxsplit=1) for line in lines)}
 
 
-def parse_classes(text: str) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
-    """Names, and colours if every line has one, from lines `name` or `name #rrggbb`."""
-    names, colours = [], []
+def parse_classes(text: str) -> ClassList:
+    """Names, and colours if every line has one, from lines `name` or `name #rrggbb`.
+
+    Last lines `void #rrggbb` are no classes: pixels of these colours do not count.
+    """
+    names: list[str] = []
+    colours: list[Colour] = []
     for line in filter(None, (line.strip() for line in text.splitlines())):
         name, mark, code = line.rpartition(" #")
         if mark and len(code) == 6 and set(code.lower()) <= set("0123456789abcdef"):
@@ -47,7 +64,12 @@ def parse_classes(text: str) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
             colours.append((int(code[:2], 16), int(code[2:4], 16), int(code[4:], 16)))
         else:
             names.append(line)
-    return tuple(names), tuple(colours) if len(colours) == len(names) else ()
+    if len(colours) < len(names):
+        return ClassList(tuple(names))
+    count = len(names)
+    while count and names[count - 1].lower() == "void":
+        count -= 1
+    return ClassList(tuple(names[:count]), tuple(colours[:count]), tuple(colours[count:]))
 
 
 VOC = (
@@ -100,4 +122,4 @@ COCO_TO_VOC = dict(
 
 @cache
 def ade20k() -> tuple[tuple[str, ...], tuple[Colour, ...]]:
-    return parse_classes((_LISTS / "ade20k.txt").read_text())
+    return parse_classes((_LISTS / "ade20k.txt").read_text())[:2]

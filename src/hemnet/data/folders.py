@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from hemnet.data.class_lists import parse_classes
+from hemnet.data.class_lists import ClassList, parse_classes
 from hemnet.data.label_matching import Pattern, match, no_layout, no_match
-from hemnet.data.labels import MAX_CLASSES, VOID, Colour
+from hemnet.data.labels import MAX_CLASSES, VOID
 from hemnet.data.layouts import (
     IMAGE_EXTENSIONS,
     LABEL_EXTENSIONS,
@@ -199,7 +199,7 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
 
 def find_classes(
     root: Path, classes: str | list[str] | None, labels: str | None = None
-) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
+) -> ClassList:
     """Class names and colours from what the user gave, or from `classes.txt` beside the data."""
     if isinstance(classes, list):
         return parse_classes("\n".join(classes))
@@ -216,7 +216,7 @@ def find_classes(
     if classes.isdecimal() and classes.isascii():
         if len(classes) > 3:
             raise UserError(f"classes: a number of {len(classes)} digits; at most {MAX_CLASSES}.")
-        return _checked((tuple(f"class {i}" for i in range(int(classes))), ()), classes)
+        return _checked(ClassList(tuple(f"class {i}" for i in range(int(classes)))), classes)
     if "," in classes:
         return _checked(parse_classes(classes.replace(",", "\n")), classes)
     if _is_file(classes):
@@ -227,18 +227,16 @@ def find_classes(
     )
 
 
-def _checked(
-    found: tuple[tuple[str, ...], tuple[Colour, ...]], source: str
-) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
-    names, colours = found
+def _checked(found: ClassList, source: str) -> ClassList:
+    names, colours, void = found
     if not 1 <= len(names) <= MAX_CLASSES:
         raise UserError(f"{source}: {len(names)} classes; expected 1 to {MAX_CLASSES}.")
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UserError(f"{source}: class names must differ; repeated: {', '.join(repeated)}.")
-    if len(set(colours)) < len(colours):
+    if len({*colours, *void}) < len(colours) + len(void):
         raise UserError(f"{source}: two classes have the same colour.")
-    return names, colours
+    return found
 
 
 def parse_label_map(text: str) -> dict[int, int]:

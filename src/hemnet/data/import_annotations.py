@@ -50,7 +50,7 @@ def convert_format(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already. Remove it, or choose another folder with --out.")
     project = READERS[name](root, source or root)
-    coded = _code(project, None if classes is None else list(find_classes(root, classes)[0]))
+    coded = _code(project, None if classes is None else list(find_classes(root, classes).names))
     if not project.items:
         raise UserError("\n  ".join([f"{root}: no annotated image was found.", *project.notes]))
     scratch = out.with_name(f".{out.name}.part")

@@ -35,11 +35,13 @@ class Coding:
 
     label_map: value in the file → class id or 255. None: values are class ids already.
     palette: the colours of the classes, needed only for files that store colours.
+    void: other colours in them that do not count.
     """
 
     num_classes: int
     label_map: Mapping[int, int] | None = None
     palette: Sequence[Colour] = ()
+    void: Sequence[Colour] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_classes <= MAX_CLASSES:
@@ -74,12 +76,17 @@ class Coding:
     def colours(self) -> dict[int, int]:
         """24-bit colour → class id; black and VOC's void colour are void if no class has them."""
         colours = {_VOC_VOID: VOID, 0: VOID}
-        for index, (red, green, blue) in enumerate(self.palette):
-            colours[red << 16 | green << 8 | blue] = index
-        return colours
+        colours |= {_code(colour): VOID for colour in self.void}
+        return colours | {_code(colour): index for index, colour in enumerate(self.palette)}
 
 
 _VOC_VOID = 224 << 16 | 224 << 8 | 192
+
+
+def _code(colour: Colour) -> int:
+    """24 bits."""
+    red, green, blue = colour
+    return red << 16 | green << 8 | blue
 
 
 def decode(path: Path, coding: Coding) -> tuple[Mask, dict[str, int]]:
@@ -124,9 +131,16 @@ def read_label(path: Path, coding: Coding) -> Mask:
 def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> str:
     shown = ", ".join(list(unknown)[:8]) + (", …" if len(unknown) > 8 else "")
     if next(iter(unknown)).startswith("#"):
-        need = "colours of the palette" if coding.palette else "class ids (no palette was given)"
+        first = next(iter(unknown))
+        if not coding.palette:
+            return (
+                f"{path}: the label has colours ({shown}), and the classes have none. Write one "
+                f"behind each name in classes.txt, such as `road {first}`."
+            )
+        noun = "colour" if len(unknown) == 1 else "colours"
         return (
-            f"{path}: colours {shown} are not classes; expected {need}. Give classes with colours."
+            f"{path}: {noun} {shown} without a class. Add a line for each to classes.txt: "
+            f"`name {first}`, or as the last one `void {first}` if such pixels do not count."
         )
     if coding.label_map is not None:
         first = next(iter(unknown))

@@ -17,7 +17,7 @@ from hemnet.data.coco_to_voc import prepare_coco
 from hemnet.data.folders import find_classes, folder_splits
 from hemnet.data.label_conversion import convert, read_mat, write_png
 from hemnet.data.label_matching import no_layout
-from hemnet.data.labels import VOID, DataError, raw_values
+from hemnet.data.labels import MAX_CLASSES, VOID, DataError, raw_values
 from hemnet.data.layouts import enter
 from hemnet.errors import UserError
 from hemnet.progress import track
@@ -120,11 +120,12 @@ def prepare_folder(
     _no_download("folder", fetch)
     target = root / "classes.txt"
     if target.exists():
-        names, _ = find_classes(root, None)
+        names = find_classes(root, None).names
         return f"{target} is there already, with {len(names)} classes"
     if not folder_splits(root, labels is not None):
         raise no_layout(root)
-    found: set[int | str] = set()
+    ids: set[int] = set()
+    codes: set[int] = set()  # 24-bit colours
     files: set[Path] = set()
     problem = None
     for split in folder_splits(root, labels is not None):
@@ -136,19 +137,27 @@ def prepare_folder(
         raise problem
     for path in track(sorted(files), "labels", len(files)):
         values = raw_values(path)
-        if values.ndim == 3 and not (values == values[..., :1]).all():
+        if values.ndim == 3:
             wide = values.astype(np.uint32)
-            codes = np.unique(wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2])
-            found |= {f"#{code:06x}" for code in codes.tolist()}
+            codes |= set(np.unique(wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]).tolist())
         else:
-            found |= set(np.unique(values[..., 0] if values.ndim == 3 else values).tolist())
-    colours = sorted(v for v in found if isinstance(v, str))
-    ids = sorted(v for v in found if isinstance(v, int) and v != VOID)
-    if colours and ids:
+            ids |= set(np.unique(values).tolist())
+    if all(code % 0x010101 == 0 for code in codes):  # ids saved as RGB
+        ids |= {code & 0xFF for code in codes}
+        codes = set()
+    if codes and ids:
         raise UserError(f"{root}: some labels are coloured and some hold ids. Make them all alike.")
-    binary = ids == [0] and VOID in found
+    colours = [f"#{code:06x}" for code in sorted(codes)]
+    binary = ids == {0, VOID}
+    ids.discard(VOID)
     count = 2 if binary else len(colours) or max(ids, default=-1) + 1
-    if not 1 <= count <= 255:
+    if len(colours) > MAX_CLASSES:
+        raise UserError(
+            f"{root}: the labels have {len(colours)} colours; at most {MAX_CLASSES} can be classes. "
+            "Smoothed edges or lossy compression make such colours: export the labels again, as "
+            "PNG and without smoothing, or write classes.txt by hand."
+        )
+    if not 1 <= count <= MAX_CLASSES:
         raise UserError(
             f"{root}: labels hold values up to {max(ids, default=VOID)}. Write classes.txt, "
             "and give a label map."
@@ -160,7 +169,10 @@ def prepare_folder(
             f"{count} classes written to {target}: the masks hold 0 and 255, so use them with "
             "--data.label_map 0:0,255:1 (255 alone is void); give the classes their names there"
         )
-    return f"{count} classes written to {target}; give them their names there"
+    text = f"{count} classes written to {target}; give them their names there"
+    if colours:
+        text += ". A colour that does not count, such as an outline: call it void, as the last line"
+    return text
 
 
 def _no_download(name: str, fetch: bool) -> None:
