@@ -282,7 +282,10 @@ def _create(name: str, output_stride: int, pretrained: bool) -> nn.Module:
                     raise
                 refusal = str(error)
             except OSError as error:  # no connection, no such weights
-                raise UserError(f"cannot fetch the weights of {name!r}: {error}") from None
+                raise UserError(
+                    f"cannot fetch the weights of {name!r}: {error} Without a connection: give a "
+                    "file (weights=FILE, model.weights FILE), or null to begin from nothing"
+                ) from None
     raise UserError(f"backbone {name!r} cannot give feature maps: {refusal.splitlines()[0]}")
 
 
