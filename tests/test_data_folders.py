@@ -70,7 +70,7 @@ def test_a_colour_called_void_does_not_count(tmp_path):
     label(tmp_path / "labels" / "x.png", colours)
     classes = tmp_path / "classes.txt"
     classes.write_text("ground #000000\nroad #804080\n")
-    with pytest.raises(UserError, match="colour #ffffff without a class.*`void #ffffff`"):
+    with pytest.raises(UserError, match=r"colour #ffffff without a class.*`void #ffffff`"):
         open_dataset("folder", tmp_path, "all")[0]
     classes.write_text("ground #000000\nroad #804080\nvoid #ffffff\n")
     dataset = open_dataset("folder", tmp_path, "all")
@@ -86,7 +86,7 @@ def test_colours_for_classes_without_any_are_explained(tmp_path):
     image(tmp_path / "images" / "x.jpg")
     label(tmp_path / "labels" / "x.png", np.full((24, 32, 3), (128, 64, 128), np.uint8))
     (tmp_path / "classes.txt").write_text("ground\nroad\n")
-    with pytest.raises(UserError, match="the classes have none.*#804080"):
+    with pytest.raises(UserError, match=r"the classes have none.*#804080"):
         open_dataset("folder", tmp_path, "all")[0]
 
 
@@ -139,7 +139,7 @@ def test_prepare_says_what_smoothed_labels_are(tmp_path):
     image(tmp_path / "images" / "x.jpg")
     noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
     label(tmp_path / "labels" / "x.png", noise)
-    with pytest.raises(UserError, match="colours; at most 255.*Smoothed"):
+    with pytest.raises(UserError, match=r"colours; at most 255.*Smoothed"):
         prepare_folder(tmp_path)
 
 

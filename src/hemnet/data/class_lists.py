@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hemnet.data.labels import Colour
 
+
 class ClassList(NamedTuple):
     """Attributes:
     names: of the classes, in the order of their ids.

@@ -153,8 +153,8 @@ def prepare_folder(
     count = 2 if binary else len(colours) or max(ids, default=-1) + 1
     if len(colours) > MAX_CLASSES:
         raise UserError(
-            f"{root}: the labels have {len(colours)} colours; at most {MAX_CLASSES} can be classes. "
-            "Smoothed edges or lossy compression make such colours: export the labels again, as "
+            f"{root}: the labels have {len(colours)} colours; at most {MAX_CLASSES} can be "
+            "classes. Smoothed edges or lossy compression make such colours: export the labels again, as "
             "PNG and without smoothing, or write classes.txt by hand."
         )
     if not 1 <= count <= MAX_CLASSES:
