@@ -154,8 +154,8 @@ def prepare_folder(
     if len(colours) > MAX_CLASSES:
         raise UserError(
             f"{root}: the labels have {len(colours)} colours; at most {MAX_CLASSES} can be "
-            "classes. Smoothed edges or lossy compression make such colours: export the labels again, as "
-            "PNG and without smoothing, or write classes.txt by hand."
+            "classes. Smoothed edges or lossy compression make such colours: export the labels "
+            "again, as PNG and without smoothing, or write classes.txt by hand."
         )
     if not 1 <= count <= MAX_CLASSES:
         raise UserError(
