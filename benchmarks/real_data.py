@@ -4,10 +4,10 @@
     python benchmarks/real_data.py voc --root data/VOCdevkit --weights FILE --out runs.jsonl \\
         --units plain emanet hemnet "hemnet:variance=auto,kernel=rbf" --seeds 0 1 2 --rate 0.02
 
-A unit is "plain" (none), "emanet", "hemnet", "learned" (hemnet with learned step sizes), "nonlocal"
-or "pspnet" (a head of its own), with options after a colon. Runs of one seed are paired: the
-backbone, the layers around the unit, the crops and their order are the same, so that differences
-within a seed say more than the means do.
+A unit is "plain" (none), "emanet", "hemnet", "learned" (hemnet with learned step sizes),
+"nonlocal", "pooling" or "grid" (`control_units.py`), or "pspnet" (a head of its own), with options after a
+colon. Runs of one seed are paired: the backbone, the layers around the unit, the crops and their
+order are the same, so that differences within a seed say more than the means do.
 Each run is appended to --out as a line of JSON, and is not repeated when it is there already.
 `--holdout` validates on the last fifth of the training images instead: rates are chosen there.
 `--leave-out 0001TP` validates on the training images whose names begin so, a film of CamVid, and
@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 import hemnet
 from common import console
+from control_units import AttentionPooling, GridMeans
 from hemnet.data import Augmentation, evaluation_batches, open_dataset, training_batches
 from hemnet.inference.metrics import Evaluation, confusion_matrix
 from hemnet.nn.geometry import upsample
@@ -67,6 +68,8 @@ UNITS: dict[str, Any] = {
         channels, step_size=nn.Parameter(torch.full((3,), 0.5)), **options
     ),
     "nonlocal": NonLocalAttention,
+    "pooling": AttentionPooling,
+    "grid": GridMeans,
 }
 
 

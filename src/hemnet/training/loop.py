@@ -34,6 +34,7 @@ from hemnet.training.accelerator import computing, summed
 from hemnet.training.checkpoints import Checkpoints, Progress
 from hemnet.training.config import TrainConfig, check_config
 from hemnet.training.config_parser import decisive
+from hemnet.training.depthwise import keep_depthwise_in_float32
 from hemnet.training.display import Display, Meter
 from hemnet.training.distributed import check_alike
 from hemnet.training.loss import SegmentationLoss
@@ -151,6 +152,8 @@ class Trainer:
             config, loss=resolved_loss(config.loss, self.dataset, self.survey)
         )
         self.model = setup.build_model(config, self.dataset.info)
+        if self.device.type == "cpu" and config.run.precision == "bf16":
+            keep_depthwise_in_float32(self.model)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
         self.options = setup.evaluation_options(config)
         last = config.run.channels_last
