@@ -13,7 +13,7 @@ from hemnet.training.depthwise import keep_depthwise_in_float32
 @pytest.fixture
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return hemnet.create_model("fcn", num_classes=3, backbone="mobilenetv2_050", channels=8).eval()
+    return hemnet.create_model("fcn", num_classes=3, backbone="mobilenetv2_050").eval()
 
 
 def output_types(network: nn.Module) -> dict[bool, set[torch.dtype]]:
