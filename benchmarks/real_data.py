@@ -6,8 +6,8 @@
 
 A unit is "plain" (none), "emanet", "hemnet", "learned" (hemnet with learned step sizes),
 "nonlocal", "pooling" or "grid" (`control_units.py`), or "pspnet" (a head of its own), with options
-after a colon. Runs of one seed are paired: the backbone, the layers around the unit, the crops and their
-order are the same, so that differences within a seed say more than the means do.
+after a colon. Runs of one seed are paired: the backbone, the layers around the unit, the crops and
+their order are the same, so that differences within a seed say more than the means do.
 Each run is appended to --out as a line of JSON, and is not repeated when it is there already.
 `--holdout` validates on the last fifth of the training images instead: rates are chosen there.
 `--leave-out 0001TP` validates on the training images whose names begin so, a film of CamVid, and
