@@ -35,7 +35,7 @@ def _with_parameters_of(old: nn.Conv2d) -> Float32Conv2d:
         old.dilation,  # type: ignore[arg-type]
         old.groups,
         old.bias is not None,
-        old.padding_mode,  # type: ignore[arg-type]
+        old.padding_mode,
         device="meta",
     )
     new.weight, new.bias = old.weight, old.bias
