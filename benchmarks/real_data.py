@@ -153,10 +153,10 @@ def features_of(model: hemnet.Segmenter, batches: Iterable[Batch], coarse: int) 
 
 def optimization(args: argparse.Namespace) -> OptimConfig:
     if args.optimizer == "sgd":
-        return OptimConfig(steps=args.steps, rate=args.rate, warmup=0, bias_rate=1.0)
+        return OptimConfig(steps=args.steps, lr=args.rate, warmup=0, bias_lr_mult=1.0)
     return OptimConfig(
-        name="adamw", steps=args.steps, rate=args.rate, warmup=args.steps // 20, bias_rate=1.0,
-        head_rate=2.0, weight_decay=0.01,
+        name="adamw", steps=args.steps, lr=args.rate, warmup=args.steps // 20, bias_lr_mult=1.0,
+        head_lr_mult=2.0, weight_decay=0.01,
     )  # fmt: skip
 
 
@@ -253,8 +253,8 @@ def main() -> None:
     stage = args.freeze_stages - 1 if args.window else -1  # whose features are trained on
 
     split = "trainaug" if args.data == "voc" else "train"
-    images: Any = open_dataset(args.data, root=args.root, split=split, partial=True)
-    judge: Any = open_dataset(args.data, root=args.root, split="val", partial=True)
+    images: Any = open_dataset(args.data, root=args.root, split=split, skip_missing=True)
+    judge: Any = open_dataset(args.data, root=args.root, split="val", skip_missing=True)
     classes = len(images.info.classes)
     held_out: list[int] = []
     if args.holdout:  # the frames of a film are alike: not every fifth

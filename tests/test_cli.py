@@ -96,3 +96,25 @@ def test_lazy_names_are_complete_and_typed() -> None:
     namespace: dict[str, object] = {}
     exec("from hemnet import *", namespace)
     assert set(hemnet.__all__) <= set(namespace)
+
+
+@pytest.mark.parametrize(
+    "words, old, new, kept",
+    [
+        (["train", "--find-rate"], "--find-rate", "--find-lr", "find_lr"),
+        (
+            ["evaluate", "m", "--data.partial"],
+            "--data.partial",
+            "--data.skip_missing",
+            "skip_missing",
+        ),
+        (["data", "check", "voc", "--partial"], "--partial", "--skip-missing", "skip_missing"),
+        (["data", "show", "voc", "--partial"], "--partial", "--skip-missing", "skip_missing"),
+    ],
+)
+def test_old_flags_are_read_with_one_warning(words, old, new, kept, caplog):
+    args = cli.build_parser().parse_args(words)
+    assert getattr(args, kept) is True
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{old} is now called {new}; the old name still works"
+    ]

@@ -9,13 +9,17 @@ import yaml
 from hemnet import cli
 from hemnet.errors import UserError
 from hemnet.models.costs import PAPER_ROWS, PaperRow
-from hemnet.training.config import TrainConfig, check_config
+from hemnet.run_folder import RunFolder
+from hemnet.training import config_parser
+from hemnet.training.config import RENAMED, TrainConfig, check_config, get
 from hemnet.training.config_parser import (
     differences,
     dump_config,
+    given_settings,
     help_text,
     known_keys,
     read_config,
+    run_config,
 )
 from hemnet.training.setup import settle
 from support import ROOT
@@ -57,8 +61,8 @@ def test_the_papers_recipe(name: str) -> None:
     assert config.model.options["preset"] == "paper"
     optim = config.optim
     assert (optim.name, optim.steps, optim.batch_size) == ("sgd", 30_000, 16)
-    assert (optim.rate, optim.power, optim.momentum) == (9e-3, 0.9, 0.9)
-    assert (optim.weight_decay, optim.bias_rate) == (1e-4, 2.0)
+    assert (optim.lr, optim.poly_power, optim.momentum) == (9e-3, 0.9, 0.9)
+    assert (optim.weight_decay, optim.bias_lr_mult) == (1e-4, 2.0)
     assert (config.data.crop, config.data.scale) == ((513, 513), (0.5, 2.0))
     lineage(config)
     twin = read_config(CONFIGS[0].with_name(f"{name}_emanet.yaml"))
@@ -69,7 +73,7 @@ def lineage(config: TrainConfig) -> None:
     """What EMANet's recipe has and torch's and our defaults have not."""
     assert config.model.norm_momentum == 3e-4
     assert config.data.scale_step == 0.25
-    assert (config.loss.average, config.validation.keep) == ("all", "last")
+    assert (config.loss.mean_over, config.validation.keep) == ("all", "last")
 
 
 @pytest.mark.parametrize(
@@ -94,29 +98,78 @@ def test_the_stages_of_the_voc_test_protocol_follow_each_other() -> None:
         read_config(CONFIGS[0].with_name(f"{name}.yaml"))
         for name in ("coco_pretrain", "voc_trainaug", "voc_trainval")
     ]
-    assert [stage.model.start for stage in stages] == [
+    assert [stage.model.init_from for stage in stages] == [
         None,
         "runs/coco_pretrain",
         "runs/voc_trainaug",
     ]
     assert stages[2].data.val_split is None
-    assert [stage.optim.rate for stage in stages] == [0.009, 0.001, 0.0001]
+    assert [stage.optim.lr for stage in stages] == [0.009, 0.001, 0.0001]
     for stage in stages:
         lineage(stage)
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text("optim: {rate: 1e-2, steps: 7}\nmodel: {options: {bases: 8}}\n")
+    file.write_text("optim: {lr: 1e-2, steps: 7}\nmodel: {options: {bases: 8}}\n")
     flags = ["--optim.steps", "9", "--model.options.step_size", "0.6", "--data.crop=[65, 97]"]
     config = read_config(file, flags)
-    assert (config.optim.rate, config.optim.steps) == (0.01, 9)
+    assert (config.optim.lr, config.optim.steps) == (0.01, 9)
     assert config.model.options == {"bases": 8, "step_size": 0.6}
     assert config.data.crop == (65, 97)
 
 
+CHANGED = {  # new name → a value that is not the default
+    "model.init_from": "runs/a",
+    "data.skip_missing": True,
+    "optim.memory_gib": 3.0,
+    "optim.lr": 0.5,
+    "optim.poly_power": 2.0,
+    "optim.plateau_patience": 4,
+    "optim.bias_lr_mult": 3.0,
+    "optim.head_lr_mult": 7.0,
+    "optim.ema_decay": 0.5,
+    "loss.mean_over": "all",
+}
+
+
+@pytest.mark.parametrize("old, new", RENAMED.items())
+def test_old_names_are_read_with_one_warning(
+    old: str, new: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config_parser._say_renamed.cache_clear()
+    value = CHANGED[new]
+    section, _, name = old.partition(".")
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump({section: {name: value}}))
+    text = yaml.safe_dump(value).splitlines()[0]
+    for given in (
+        read_config(file),
+        read_config(None, [f"--{old}", text]),
+        read_config(None, [f"--{old}={text}"]),
+        read_config(file, [f"--{new}", text]),
+    ):
+        assert get(given, new) == value != get(TrainConfig(), new)
+    assert given_settings(file, []) == given_settings(None, [f"--{old}", text]) == {new}
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(f"{old} is now called {new}")
+    file.write_text(yaml.safe_dump({section: {name: value, new.partition(".")[2]: value}}))
+    with pytest.raises(UserError, match=f"{new} is given twice, once by its old name"):
+        read_config(file)
+
+
+def test_a_run_folder_with_old_names_is_read(tmp_path: Path) -> None:
+    flags = [f"--{key}={value}" for key, value in CHANGED.items()]
+    content = yaml.safe_load(dump_config(read_config(None, flags)))
+    for old, new in RENAMED.items():
+        (section, before), name = old.split("."), new.split(".")[1]
+        content[section][before] = content[section].pop(name)
+    RunFolder(tmp_path).config.write_text(yaml.safe_dump(content))
+    assert run_config(tmp_path) == read_config(None, flags)
+
+
 def test_what_is_dumped_reads_back(tmp_path: Path) -> None:
-    config = read_config(None, ["--data.label_map", "{0: 1, 7: 255}", "--optim.rate", "1e-5"])
+    config = read_config(None, ["--data.label_map", "{0: 1, 7: 255}", "--optim.lr", "1e-5"])
     (tmp_path / "a.yaml").write_text(dump_config(config))
     assert read_config(tmp_path / "a.yaml") == config
     assert differences(config, config) == []
@@ -124,20 +177,20 @@ def test_what_is_dumped_reads_back(tmp_path: Path) -> None:
 
 def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> None:
     one = TrainConfig()
-    other = read_config(None, ["--optim.rate", "0.5", "--data.workers", "7"])
-    assert differences(one, other) == ["optim.rate: 0.009 → 0.5"]
+    other = read_config(None, ["--optim.lr", "0.5", "--data.workers", "7"])
+    assert differences(one, other) == ["optim.lr: 0.009 → 0.5"]
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
         (["--data.nme", "voc"], "did you mean data.name?"),
-        (["--rate", "1"], "did you mean optim.rate?"),
-        (["--optim.rate", "fast"], "optim.rate is fast: expected float"),
+        (["--lr", "1"], "did you mean optim.lr?"),
+        (["--optim.lr", "fast"], "optim.lr is fast: expected float"),
         (["--data.crop", "5.5"], "data.crop is 5.5: expected tuple[int, int]"),
         (["--optim.name", "adam"], "sgd, adamw, lamb"),
-        (["--optim.rate", "-1"], "expected a number above 0"),
-        (["--optim.rate", ".nan"], "expected a number up to"),
+        (["--optim.lr", "-1"], "expected a number above 0"),
+        (["--optim.lr", ".nan"], "expected a number up to"),
         (["--optim.steps", "0"], "at least 1"),
         (["--data.flip", "2"], "0 to 1"),
         (["--optim.accumulate", "3"], "equal passes"),
@@ -151,7 +204,7 @@ def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> N
         (["--data.scale_step", "0"], "expected a number above 0"),
         (["--model.norm_momentum", "0"], "expected a number above 0"),
         (["--model.norm_momentum", "2"], "expected up to 1"),
-        (["--loss.average", "some"], "loss.average is some: expected"),
+        (["--loss.mean_over", "some"], "loss.mean_over is some: expected"),
         (["--validation.keep", "first"], "validation.keep is first: expected"),
         (["stray"], "belongs to no flag"),
     ],
@@ -164,8 +217,8 @@ def test_mistakes_in_flags(flags: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("optm: {rate: 1}", "did you mean optim?"),
-        ("optim: {rat: 1}", "did you mean optim.rate?"),
+        ("optm: {lr: 1}", "did you mean optim?"),
+        ("optim: {lrr: 1}", "did you mean optim.lr?"),
         ("optim: 3", "expected settings below it"),
         ("- 1", "is not a configuration"),
         ("a: [", "cannot be read as YAML"),
@@ -177,11 +230,11 @@ def test_mistakes_in_flags(flags: list[str], message: str) -> None:
         ("model: {options: null}", "model.options is null: expected dict"),
         ("run: {device: null}", "run.device is null: expected str"),
         (f"optim: {{steps: 1{'0' * 400}}}", "(401 characters): expected a number up to"),
-        (f"optim: {{rate: 1{'0' * 400}}}", "too large"),
+        (f"optim: {{lr: 1{'0' * 400}}}", "too large"),
         (f"run: {{seed: 1{'0' * 5000}}}", "cannot be read as YAML"),
         (f"model: {{options: {{bases: 1{'0' * 400}}}}}", "model.options is 1000"),
-        ("optim: {rate: 1.0e+308}", "expected a number up to"),
-        ("optim: {power: .inf}", "optim.power is inf: expected"),
+        ("optim: {lr: 1.0e+308}", "expected a number up to"),
+        ("optim: {poly_power: .inf}", "optim.poly_power is inf: expected"),
         ("optim: {betas: [0.9, 1.5]}", "expected shares below 1"),
         ("data: {length: -1}", "data.length is -1: expected at least 1"),
         ("data: {workers: 1000000}", "data.workers is 1000000: expected 0 to 1024"),
@@ -246,24 +299,24 @@ def test_the_command_line_exits_with_2(
 
 
 def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
-    flags = ["--optim.rate", "-1", "--optim.steps", "0", "--loss.stride", "0", "--loss.ohem", "3"]
+    flags = ["--optim.lr", "-1", "--optim.steps", "0", "--loss.stride", "0", "--loss.ohem", "3"]
     with pytest.raises(UserError) as error:
         read_config(None, [*flags, "--data.scale", "[2, 1]", "--optim.accumulate", "0"])
     text = str(error.value)
     assert text.startswith("6 settings cannot be used:\n  ")
-    for key in ("optim.rate", "optim.steps", "loss.stride", "loss.ohem", "data.scale"):
+    for key in ("optim.lr", "optim.steps", "loss.stride", "loss.ohem", "data.scale"):
         assert f"\n  {key} is" in text or f" {key} [" in text
     file = tmp_path / "a.yaml"
-    file.write_text("optim: {rat: 1, stepps: 5}\nmodle: {}\n")
+    file.write_text("optim: {lrr: 1, stepps: 5}\nmodle: {}\n")
     with pytest.raises(UserError) as error:
         read_config(file, ["--data.rot", "x"])
-    for word in ("optim.rate?", "optim.steps?", "model?", "data.root?"):
+    for word in ("optim.lr?", "optim.steps?", "model?", "data.root?"):
         assert f"did you mean {word}" in str(error.value)
-    file.write_text("optim: {rate: fast, steps: many}\n")
+    file.write_text("optim: {lr: fast, steps: many}\n")
     with pytest.raises(UserError) as error:
         read_config(file, ["--data.flip", "often", "--data.crop=wide"])
     assert str(error.value).startswith("4 settings cannot be used:")
-    for key in ("optim.rate", "optim.steps", "data.flip", "data.crop"):
+    for key in ("optim.lr", "optim.steps", "data.flip", "data.crop"):
         assert f"\n  {key} is" in str(error.value)
 
 

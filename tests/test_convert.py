@@ -116,7 +116,7 @@ class TestEMANet:
             "model.output_stride": "8",
             "model.channels": "24",
             "model.options.bases": "6",
-            "model.start": str(out),
+            "model.init_from": str(out),
         }
         text = [part for k, v in settings.items() for part in (f"--{k}", v)]
         model = build_model(read_config(None, text), Scenes.info)

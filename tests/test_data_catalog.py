@@ -184,9 +184,9 @@ def test_trainval_is_the_union_of_the_lists_on_disk(tmp_path):
 
 def test_missing_files_are_an_error_with_its_fix_and_partial_uses_the_rest(tmp_path):
     make_voc(tmp_path)
-    with pytest.raises(UserError, match=r"10580 of 10582 .*prepare voc.*--partial"):
+    with pytest.raises(UserError, match=r"10580 of 10582 .*prepare voc.*--skip-missing"):
         open_dataset("voc", tmp_path, "trainaug")  # no list on disk: the packaged one
-    dataset = open_dataset("voc", tmp_path, "trainaug", partial=True)
+    dataset = open_dataset("voc", tmp_path, "trainaug", skip_missing=True)
     assert isinstance(dataset, FileDataset)
     assert [pair.id for pair in dataset.pairs] == ["2007_000032", "2007_000039"]
     assert len(dataset.missing) == 10580

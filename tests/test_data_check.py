@@ -34,7 +34,7 @@ def hemnet(monkeypatch, capsys):
 
 
 def faults(root):
-    report = check([open_dataset("folder", root, s, partial=True) for s in ("train", "val")])
+    report = check([open_dataset("folder", root, s, skip_missing=True) for s in ("train", "val")])
     return {(problem.kind, problem.split): problem.message for problem in report.problems}
 
 
@@ -81,7 +81,7 @@ def test_listed_files_that_are_gone_are_missing(tmp_path):
     image(tmp_path / "a.jpg")
     label(tmp_path / "a.png", ids())
     (tmp_path / "pairs.txt").write_text("a.jpg a.png\nb.jpg b.png\n")
-    report = check([open_dataset("list", tmp_path / "pairs.txt", classes="1", partial=True)])
+    report = check([open_dataset("list", tmp_path / "pairs.txt", classes="1", skip_missing=True)])
     assert [p.kind for p in report.problems] == ["missing", "missing"]
     assert ["b." in p.message for p in report.problems] == [True, True]
 
@@ -124,8 +124,8 @@ def test_check_command_takes_a_part_when_asked(hemnet, tmp_path):
     code, _, err = hemnet(*command)
     assert code == 2
     assert "2 missing" in err
-    assert "--partial" in err
-    code, out, err = hemnet(*command, "--partial")
+    assert "--skip-missing" in err
+    code, out, err = hemnet(*command, "--skip-missing")
     assert code == 0
     assert "1 of 2 listed pairs miss a file" in out
     assert err == ""

@@ -85,7 +85,7 @@ def test_coco_stuff_10k_from_mat(tmp_path):
     image(tmp_path / "images" / f"{key}.jpg", 1, 4)
     save_mat(tmp_path / "annotations" / f"{key}.mat", S=np.array([[0, 1, 182, 12]], np.uint8))
     prepare_coco_stuff(tmp_path)
-    dataset = open_dataset("coco_stuff", tmp_path, "train", partial=True)
+    dataset = open_dataset("coco_stuff", tmp_path, "train", skip_missing=True)
     assert dataset[0][1][0].tolist() == [255, 0, 170, 255]
     assert (dataset.info.classes[0], dataset.info.classes[170]) == ("person", "wood")
 

@@ -229,7 +229,7 @@ def test_the_average_over_all_pixels_counts_void_as_zero(
     masks = masks_with_void()
     few = masks[:, ::stride, ::stride]
     logits = torch.randn(4, 5, *few.shape[1:])
-    config = LossConfig(class_weights=weights, ohem=ohem, stride=stride, average="all")
+    config = LossConfig(class_weights=weights, ohem=ohem, stride=stride, mean_over="all")
     loss = SegmentationLoss(config, 5)
     given = None if weights is None else torch.tensor(weights)
     losses = F.cross_entropy(logits, few, given, ignore_index=VOID, reduction="none").flatten(1)

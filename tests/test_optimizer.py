@@ -15,7 +15,7 @@ def small() -> hemnet.Segmenter:
 def test_only_convolution_weights_decay_and_biases_have_twice_the_rate() -> None:
     model = small()
     kinds = {}
-    for group in parameter_groups(model, OptimConfig(rate=0.01, weight_decay=1e-4, bias_rate=2)):
+    for group in parameter_groups(model, OptimConfig(lr=0.01, weight_decay=1e-4, bias_lr_mult=2)):
         for parameter in group["params"]:
             kinds[id(parameter)] = (group["weight_decay"], group["multiple"])
     assert len(kinds) == len(list(model.parameters()))
@@ -30,7 +30,7 @@ def test_only_convolution_weights_decay_and_biases_have_twice_the_rate() -> None
 
 
 def test_head_rate_multiplies_everything_but_the_backbone() -> None:
-    optimizer = make_optimizer(small(), OptimConfig(head_rate=10))
+    optimizer = make_optimizer(small(), OptimConfig(head_lr_mult=10))
     set_rate(optimizer, 0.5)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
     assert rates["backbone weights"] == 0.5
@@ -40,9 +40,9 @@ def test_head_rate_multiplies_everything_but_the_backbone() -> None:
 
 
 def test_poly_schedule_with_warm_up() -> None:
-    config = OptimConfig(steps=100, rate=1.0, power=0.9, warmup=10)
+    config = OptimConfig(steps=100, lr=1.0, poly_power=0.9, warmup=10)
     assert rate_at(0, config) == pytest.approx(0.1)
     assert rate_at(5, config) == pytest.approx(0.55 * 0.95**0.9)
     assert rate_at(50, config) == pytest.approx(0.5**0.9)
     assert rate_at(99, config) == pytest.approx(0.01**0.9)
-    assert rate_at(99, OptimConfig(steps=100, rate=1.0, power=0)) == 1.0
+    assert rate_at(99, OptimConfig(steps=100, lr=1.0, poly_power=0)) == 1.0

@@ -87,7 +87,7 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_kills_at_any_moment_change_nothing() -> None:
     # In a process of its own: it forks, and autograd's threads of earlier tests would not be there.
     command = [sys.executable, str(ROOT / "tests/kills.py"), "--kills", "4", "--seed", "1"]
-    flags = ["--optim.accumulate", "2", "--optim.average", "0.9"]
+    flags = ["--optim.accumulate", "2", "--optim.ema_decay", "0.9"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"(\d+) kills: .* bit-identical", done.stdout)
@@ -129,8 +129,8 @@ def test_all_options_together(tmp_path: Path) -> None:
 
 
 def test_clipping_limits_the_change(tmp_path: Path) -> None:
-    flags = ["--optim.steps", "1", "--optim.rate", "1", "--optim.weight_decay", "0"]
-    config = tiny_config(*flags, "--optim.clip", "0.01", "--optim.bias_rate", "1")
+    flags = ["--optim.steps", "1", "--optim.lr", "1", "--optim.weight_decay", "0"]
+    config = tiny_config(*flags, "--optim.clip", "0.01", "--optim.bias_lr_mult", "1")
     before = training.build.build_model(config, hemnet.data.dataset_info("scenes"))
     train(config, tmp_path, quiet=True)
     after = read_checkpoint(last(tmp_path))[0]
@@ -223,13 +223,13 @@ def test_a_run_is_not_overwritten_nor_resumed_with_another_configuration(tmp_pat
     train(tiny_config("--optim.steps", "2"), tmp_path, quiet=True)
     with pytest.raises(UserError, match="already holds a run, which is at step 2"):
         train(tiny_config("--optim.steps", "2"), tmp_path, quiet=True)
-    longer = tiny_config("--optim.steps", "3", "--optim.rate", "0.5")
-    with pytest.raises(UserError, match=r"(?s)optim.steps: 2 → 3.*optim.rate: 0.009 → 0.5"):
+    longer = tiny_config("--optim.steps", "3", "--optim.lr", "0.5")
+    with pytest.raises(UserError, match=r"(?s)optim.steps: 2 → 3.*optim.lr: 0.009 → 0.5"):
         train(longer, tmp_path, resume=True, quiet=True)
     result = train(longer, tmp_path, resume=True, allow_changes=True, quiet=True)
     assert result.step == 3
     # Nothing left to do is no error, and what does not matter may differ.
-    workers = tiny_config("--optim.steps", "3", "--optim.rate", "0.5", "--data.workers", "1")
+    workers = tiny_config("--optim.steps", "3", "--optim.lr", "0.5", "--data.workers", "1")
     assert train(workers, tmp_path, resume=True, quiet=True).finished
 
 
@@ -291,8 +291,8 @@ def test_lost_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    config = tiny_config("--optim.rate", "1e30", "--optim.steps", "20")
-    with pytest.raises(UserError, match=r"diverged. Try a lower optim.rate"):
+    config = tiny_config("--optim.lr", "1e30", "--optim.steps", "20")
+    with pytest.raises(UserError, match=r"diverged. Try a lower optim.lr"):
         train(config, tmp_path, quiet=True)
     if last(tmp_path).exists():
         tensors, progress = read_checkpoint(last(tmp_path))

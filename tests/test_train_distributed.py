@@ -62,7 +62,7 @@ def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("average", ["null", "0.5"])
 def test_all_processes_judge_the_model_that_is_saved(average: str, tmp_path: Path) -> None:
     """On a CPU each process has batch norms of its own, and judges its share of the images."""
-    flags = ["--model.freeze_norm", "false", "--optim.average", average, "--optim.rate", "0.5"]
+    flags = ["--model.freeze_norm", "false", "--optim.ema_decay", average, "--optim.lr", "0.5"]
     flags += ["--data.val_length", "6", "--validation.keep", "last", "--optim.steps", "4"]
     done = torchrun(tmp_path, *flags)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_all_processes_judge_the_model_that_is_saved(average: str, tmp_path: Pat
 
 
 def read_checkpoint_of_start(folder: Path) -> dict[str, torch.Tensor]:
-    config = tiny_config(*FOR_SEVERAL, "--optim.steps", "1", "--optim.rate", "1e-30")
+    config = tiny_config(*FOR_SEVERAL, "--optim.steps", "1", "--optim.lr", "1e-30")
     train(config, folder / "start", quiet=True)
     return read_checkpoint(folder / "start" / "checkpoints/last.safetensors")[0]
 

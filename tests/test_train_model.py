@@ -31,7 +31,7 @@ def test_frozen_stages_stay_and_the_rest_trains() -> None:
     assert not model.backbone.network.bn1.training
     assert model.backbone.network.layer2[0].bn1.training
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    optimizer = make_optimizer(model, OptimConfig(rate=0.1))
+    optimizer = make_optimizer(model, OptimConfig(lr=0.1))
     set_rate(optimizer, 0.1)
     model(torch.randn(2, 3, 64, 64)).square().mean().backward()
     optimizer.step()

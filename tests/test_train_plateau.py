@@ -16,12 +16,12 @@ from support.tiny_runs import tiny_config
 
 
 def test_plateaus_set_the_rate() -> None:
-    config = OptimConfig(steps=100, rate=1.0, plateau=2, warmup=10)
+    config = OptimConfig(steps=100, lr=1.0, plateau_patience=2, warmup=10)
     assert rate_at(0, config) == pytest.approx(0.1)
     assert rate_at(50, config) == rate_at(99, config) == 1.0
     assert rate_at(50, config, 2) == pytest.approx(0.09)
     with pytest.raises(UserError, match="needs validation"):
-        read_config(None, ["--optim.plateau", "2", "--data.val_split", "null"])
+        read_config(None, ["--optim.plateau_patience", "2", "--data.val_split", "null"])
 
 
 class Found:
@@ -40,8 +40,8 @@ def test_a_run_until_the_plateau_ends_and_resumes_as_it_was(
     scores = [10, 20, 15, 19, 18, 30, 1, 2, 3, 4, 5, 6, 7]
     monkeypatch.setattr(training, "evaluate", lambda *_, **__: Found(scores[turn[0]]))
     config = tiny_config(
-        *("--optim.steps", "40", "--validation.every", "2", "--optim.plateau", "2"),
-        *("--optim.rate", "0.001", "--run.log_every", "2", "--run.live_report", "false"),
+        *("--optim.steps", "40", "--validation.every", "2", "--optim.plateau_patience", "2"),
+        *("--optim.lr", "0.001", "--run.log_every", "2", "--run.live_report", "false"),
     )
     real = training.Trainer._validate
     turn, stop_after = [0], [3]

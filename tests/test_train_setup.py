@@ -13,7 +13,7 @@ from hemnet.training.config_parser import given_settings, read_config
 from hemnet.training.loop import train
 from hemnet.training.memory import need, passes
 from hemnet.training.presets import PRESETS, preset_flags
-from hemnet.training.trial import find_rate, propose
+from hemnet.training.trial import find_lr, propose
 from support.tiny_runs import tiny_config
 
 
@@ -51,7 +51,7 @@ def test_a_dry_run_answers_and_leaves_nothing(
 
 
 def test_the_rate_test_proposes_a_rate_that_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    found = find_rate(tiny_config("--optim.name", "adamw"))
+    found = find_lr(tiny_config("--optim.name", "adamw"))
     assert 1e-6 < found.best < 1
     assert found.best < found.rates[found.losses.index(min(found.losses))]
     assert len(found.rates) == len(found.losses) > 10
@@ -72,13 +72,13 @@ def test_presets_are_valid_and_give_way(tmp_path: Path) -> None:
     for name in PRESETS:
         config = read_config(None, preset_flags(name, set()))
         assert config.data.name == "folder"
-    (tmp_path / "c.yaml").write_text("optim: {rate: 0.5}\n")
+    (tmp_path / "c.yaml").write_text("optim: {lr: 0.5}\n")
     given = given_settings(
         tmp_path / "c.yaml", ["--model.backbone=resnet18", "--loss.terms.dice", "1"]
     )
-    assert {"optim.rate", "model.backbone", "loss.terms"} <= given
+    assert {"optim.lr", "model.backbone", "loss.terms"} <= given
     config = read_config(tmp_path / "c.yaml", preset_flags("cpu", given))
-    assert config.optim.rate == 0.5
+    assert config.optim.lr == 0.5
     assert config.optim.name == "adamw"
     assert config.model.backbone != "tf_efficientnet_lite0"
 
@@ -100,21 +100,21 @@ def test_passes_are_the_fewest_that_fit() -> None:
     wanted = need(config, 11)
     assert wanted.crop > 0
     for crops, expected in ((8, 1), (4, 2), (3, 4), (1, 8)):
-        config.optim.memory = (wanted.of(crops) + 1) / 2**30
+        config.optim.memory_gib = (wanted.of(crops) + 1) / 2**30
         assert passes(config, 11, 1, torch.device("cpu"))[0] == expected
-    config.optim.memory = wanted.of(1) / 2**31
+    config.optim.memory_gib = wanted.of(1) / 2**31
     with pytest.raises(UserError, match=r"one crop of .* needs about"):
         passes(config, 11, 1, torch.device("cpu"))
 
 
 def test_a_run_chooses_its_passes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config("--optim.accumulate", "auto", "--optim.steps", "2")
-    config.optim.memory = (need(config, 11).of(config.optim.batch_size // 2) + 1) / 2**30
+    config.optim.memory_gib = (need(config, 11).of(config.optim.batch_size // 2) + 1) / 2**30
     train(config, tmp_path)
     assert read_config(tmp_path / "config.yaml").optim.accumulate == 2
     assert "memory" in capsys.readouterr().err
-    config.optim.memory = 100.0
-    with pytest.raises(UserError, match=r"optim.memory"):
+    config.optim.memory_gib = 100.0
+    with pytest.raises(UserError, match=r"optim.memory_gib"):
         train(config, tmp_path, resume=True)
     config = read_config(tmp_path / "config.yaml", ["--optim.accumulate", "auto"])
     assert train(config, tmp_path, resume=True, quiet=True).finished

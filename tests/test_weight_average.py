@@ -57,7 +57,7 @@ def test_it_is_the_average_of_weights_and_buffers_after_a_warm_up() -> None:
 
 
 def test_the_average_is_what_is_judged_and_saved(tmp_path: Path) -> None:
-    config = tiny_config("--optim.average", "0.9", "--validation.keep", "last")
+    config = tiny_config("--optim.ema_decay", "0.9", "--validation.keep", "last")
     result = train(config, tmp_path, quiet=True)
     weights, average = parts(tmp_path)
     saved = hemnet.from_pretrained(tmp_path / "model")
@@ -74,7 +74,7 @@ def test_the_average_is_what_is_judged_and_saved(tmp_path: Path) -> None:
 
 def test_the_training_itself_does_not_change(tmp_path: Path) -> None:
     train(tiny_config(), tmp_path / "plain", quiet=True)
-    train(tiny_config("--optim.average", "0.9"), tmp_path / "averaged", quiet=True)
+    train(tiny_config("--optim.ema_decay", "0.9"), tmp_path / "averaged", quiet=True)
     plain, averaged = (parts(tmp_path / name)[0] for name in ("plain", "averaged"))
     assert all(torch.equal(v, averaged[k]) for k, v in plain.items())
     assert not parts(tmp_path / "plain")[1]
@@ -84,8 +84,8 @@ def test_an_average_can_begin_in_the_middle_of_a_run_and_end(tmp_path: Path) -> 
     short = tiny_config("--optim.steps", "4")
     train(short, tmp_path, quiet=True)
     weights = parts(tmp_path)[0]
-    again = tiny_config("--optim.steps", "5", "--optim.average", "0.6")
-    with pytest.raises(UserError, match=r"optim\.average: None → 0\.6"):
+    again = tiny_config("--optim.steps", "5", "--optim.ema_decay", "0.6")
+    with pytest.raises(UserError, match=r"optim\.ema_decay: None → 0\.6"):
         train(again, tmp_path, resume=True, quiet=True)
     train(again, tmp_path, resume=True, allow_changes=True, quiet=True)
     after, average = parts(tmp_path)
@@ -99,5 +99,5 @@ def test_an_average_can_begin_in_the_middle_of_a_run_and_end(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("decay", ["1", "-0.1", "2"])
 def test_a_decay_is_a_share(decay: str) -> None:
-    with pytest.raises(UserError, match=r"optim\.average is .*: expected a decay from 0 to below"):
-        tiny_config("--optim.average", decay)
+    with pytest.raises(UserError, match=r"optim\.ema_decay is .*: expected a decay from 0 to below"):
+        tiny_config("--optim.ema_decay", decay)

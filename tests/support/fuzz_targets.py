@@ -311,7 +311,7 @@ def settings(case: Case) -> int:
     flags = []
     if case.rng.random() < 0.3:
         key = case.rng.choice(
-            ["optim.rate", "data.crop", "model.options", "data.label_map", "run.seed"]
+            ["optim.lr", "data.crop", "model.options", "data.label_map", "run.seed"]
         )
         flags = [f"--{key}", str(case.rng.choice(VALUES))]
     try:

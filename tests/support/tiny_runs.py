@@ -16,7 +16,7 @@ from hemnet.training.config_parser import read_config
 TIMING = ("images_per_second", "data_wait", "seconds")
 # Batch norm and dropout aside, whatever is computed is a sum over the images of both processes.
 FOR_SEVERAL = ["--model.freeze_norm", "true", "--model.options.dropout", "0"]
-FOR_SEVERAL += ["--optim.accumulate", "1", "--optim.steps", "6", "--optim.average", "0.9"]
+FOR_SEVERAL += ["--optim.accumulate", "1", "--optim.steps", "6", "--optim.ema_decay", "0.9"]
 
 
 def tiny_config(*flags: str) -> TrainConfig:

@@ -4,14 +4,14 @@
 DANet, non-local and FCN networks on its ResNets. Every tensor must find its place: a name left
 over or missing is an error that lists it. Nothing in the file is executed, and whatever it holds
 besides tensors and the text of its configuration is ignored. OUT is a folder that every command
-and `--model.start` takes.
+and `--model.init_from` takes.
 
 examples:
   hemnet convert emanet101.pth --from emanet --classes voc --out models/emanet
   hemnet convert emanet_r50-d8_769x769.pth --from mmseg --out models/emanet_cityscapes
   hemnet convert weights.pth --from mmseg --config work_dirs/run/config.py --out models/mine
   hemnet evaluate models/emanet --data.name voc --data.root VOCdevkit
-  hemnet train --config configs/voc_resnet101.yaml --model.start models/emanet --out runs/hemnet
+  hemnet train --config configs/voc_resnet101.yaml --model.init_from models/emanet --out runs/hemnet
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
 
 if TYPE_CHECKING:
+    from hemnet.cli.parser import Parser
     from hemnet.data.check import Report
     from hemnet.data.dataset import SegmentationDataset
 
@@ -40,7 +41,7 @@ FORMATS = ("labelme", "coco-json", "cvat")  # annotations that `prepare` turns i
 SCENES_LOOKED_AT = 64  # of each split: they are all made by the same rules
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     texts = {
         "check": "read every pair and report what is wrong",
@@ -101,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of `hemnet train`, whose settings are flags here too: the first images of the "
         "training, just as the network will see them",
     )
-    _settings_belong_to_config(show)
+    show.takes_settings, show.settings_after = True, "--config"
     show.add_argument("--crop", type=int, help="crop of the augmentation (default: 513)")
     show.add_argument(
         "--jitter", type=float, default=0.0, help="colour jitter, 0 to 1 (default: 0)"
@@ -109,35 +110,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--seed", type=int, default=0, help="which pairs and which draws")
 
 
-def _settings_belong_to_config(show: argparse.ArgumentParser) -> None:
-    """With --config, `--section.name value` is for it and for nobody else."""
-    known = show.parse_known_args
-
-    def parse(arguments: Any, namespace: Any = None) -> Any:
-        words, settings = list(arguments), []
-        if any(word.split("=")[0] == "--config" for word in words):
-            rest = []
-            while words:
-                word = words.pop(0)
-                if not (word.startswith("--") and "." in word.partition("=")[0]):
-                    rest.append(word)
-                    continue
-                settings.append(word)
-                if "=" not in word and words:
-                    settings.append(words.pop(0))
-            words = rest
-        found, extra = known(words, namespace)
-        found.settings = settings
-        return found, extra
-
-    show.parse_known_args = parse  # type: ignore[assignment, method-assign]
-
-
-def _reading_arguments(sub: argparse.ArgumentParser) -> None:
+def _reading_arguments(sub: Parser) -> None:
     sub.add_argument("--split", help="one split (default: check all, show the first)")
     sub.add_argument(
-        "--partial", action="store_true", help="use what is there of the official list"
+        "--skip-missing",
+        action="store_true",
+        help="skip pairs of the official list whose files are missing",
     )
+    sub.old_flags = {"--partial": "--skip-missing"}
     sub.add_argument(
         "--classes", help="for folder and list: a file, names with commas, or a number"
     )
@@ -158,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
     {"check": _check, "prepare": _prepare, "show": _show, "split": _split}[args.action](args)
 
 
-def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDataset:
+def _open(args: argparse.Namespace, split: str, skip_missing: bool) -> SegmentationDataset:
     from hemnet.data.catalog import open_dataset
     from hemnet.data.folders import parse_label_map
 
@@ -167,7 +147,7 @@ def _open(args: argparse.Namespace, split: str, partial: bool) -> SegmentationDa
         args.name,
         args.root,
         split,
-        partial=partial,
+        skip_missing=skip_missing,
         classes=args.classes,
         label_map=label_map,
         labels=args.labels,
@@ -194,14 +174,16 @@ def _check(args: argparse.Namespace) -> None:
     with _quiet():  # the report has the notes
         datasets = [_open(args, split, True) for split in splits]
     report = check(datasets, workers=args.workers)
-    if args.partial:
+    if args.skip_missing:
         report.problems = [p for p in report.problems if p.kind != "missing"]
     _print_report(report)
     if args.json:
         write_json(args.json, report.as_json())
     if report.problems:
         counts = ", ".join(f"{len(found)} {kind}" for kind, found in report.by_kind().items())
-        hint = " If a part is all you want: --partial." if "missing" in report.by_kind() else ""
+        hint = (
+            " If a part is all you want: --skip-missing." if "missing" in report.by_kind() else ""
+        )
         raise UserError(f"{args.name}: {len(report.problems)} problems ({counts}).{hint}")
     print(f"{args.name}: nothing wrong.")
 
@@ -311,7 +293,7 @@ def _show(args: argparse.Namespace) -> None:
     if args.name is None:
         raise UserError("say which data set: `hemnet data show NAME`, or --config FILE.")
     split = args.split or splits_present(args.name, args.root, args.labels)[0]
-    dataset = _open(args, split, args.partial)
+    dataset = _open(args, split, args.skip_missing)
     picks = np.random.default_rng(args.seed).permutation(min(len(dataset), FIRST))[: args.count]
     augmentation = None
     if not args.no_augmentation:
@@ -393,7 +375,7 @@ def _split(args: argparse.Namespace) -> None:
             f"{args.root} has {' and '.join(taken)} already. Leave out --{taken[0]}, with "
             f"--{taken[0]} 0, or move its images."
         )
-    dataset = _open(args, source, args.partial)
+    dataset = _open(args, source, args.skip_missing)
     assert isinstance(dataset, FileDataset)
     division = divide(dataset, shares, group=args.group, seed=args.seed)
     written = write_splits(dataset, division, args.root)

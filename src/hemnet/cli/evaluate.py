@@ -25,6 +25,7 @@ from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
 
 if TYPE_CHECKING:
+    from hemnet.cli.parser import Parser
     from hemnet.data.dataset import SegmentationDataset
     from hemnet.inference.exported_model import ExportedModel
     from hemnet.inference.metrics import Evaluation
@@ -35,15 +36,19 @@ HELP = "mIoU and per-class IoU of a model on a data set"
 SHOWN = 6  # best and worst images that are drawn
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="run or model, see above")
     data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
     data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
     data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")
     data.add_argument("--split", help="which part (default: the run's validation part, or val)")
     data.add_argument(
-        "--data.partial", dest="partial", action="store_true", help="use what is there of a list"
+        "--data.skip_missing",
+        dest="skip_missing",
+        action="store_true",
+        help="skip pairs of a list whose files are missing",
     )
+    parser.old_flags = {"--data.partial": "--data.skip_missing"}
     data.add_argument(
         "--data.classes", dest="classes", help="for folder and list: a file, names, or a number"
     )
@@ -126,7 +131,7 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
             name,
             args.root or known.root,
             args.split or known.val_split or "val",
-            partial=args.partial or known.partial,
+            skip_missing=args.skip_missing or known.skip_missing,
             classes=args.classes or known.classes,
             label_map=label_map,
             labels=args.labels or known.labels,
@@ -136,7 +141,11 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
             groups=args.groups,
         )
     except UserError as error:  # the reader speaks of its own flags
-        text = str(error).replace("--root", "--data.root").replace("--partial", "--data.partial")
+        text = (
+            str(error)
+            .replace("--root", "--data.root")
+            .replace("--skip-missing", "--data.skip_missing")
+        )
         raise UserError(text) from None
     names = model.config.classes
     if names is not None and names != tuple(dataset.info.classes):

@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hemnet.errors import UserError, explain, is_wrong_name
 from hemnet.version import __version__
+
+log = logging.getLogger("hemnet")
 
 # Command → module with HELP, add_arguments and run.
 COMMANDS = {
@@ -33,8 +36,62 @@ COMMANDS = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """argparse with flags that were renamed, and with the settings of a training run as flags.
+
+    With `takes_settings`, `args.settings` holds every `--section.name value` and whatever else is
+    not known here: the configuration's reader says what is wrong with it. With `settings_after`
+    this is so only where that flag is given.
+    """
+
+    takes_settings = False
+    settings_after: str | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.old_flags: dict[str, str] = {}  # old name → name
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = [self._renamed(word) for word in (sys.argv[1:] if args is None else args)]
+        wanted = self.settings_after
+        if not self.takes_settings or (wanted and not any(_name(w) == wanted for w in words)):
+            return super().parse_known_args(words, namespace)
+        settings, rest = split_settings(words)
+        found, unknown = super().parse_known_args(rest, namespace)
+        found.settings = [*settings, *unknown]
+        return found, []
+
+    def _renamed(self, word: str) -> str:
+        old, equals, value = word.partition("=")
+        new = self.old_flags.get(old)
+        if new is None:
+            return word
+        log.warning("%s is now called %s; the old name still works", old, new)
+        return f"{new}{equals}{value}"
+
+
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`--section.name value` and `--section.name=value` in one list, the rest in the other."""
+    settings: list[str] = []
+    rest: list[str] = []
+    value_of_setting = False
+    for word in words:
+        if word.startswith("--"):
+            value_of_setting = "." in _name(word)
+            (settings if value_of_setting else rest).append(word)
+            value_of_setting &= "=" not in word
+        else:
+            (settings if value_of_setting else rest).append(word)
+            value_of_setting = False
+    return settings, rest
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def build_parser() -> Parser:
+    parser = Parser(
         prog="hemnet",
         description="Highway Expectation-Maximization Networks: attention and segmentation.",
         epilog="`hemnet COMMAND --help` shows a command's options and examples.",

@@ -21,16 +21,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hemnet.errors import UserError
 from hemnet.limits import MAX_ITERATIONS
+
+if TYPE_CHECKING:
+    from hemnet.cli.parser import Parser
 
 HELP = "the paper's tables and figures: ablation, iterations, gradients, attention, compare"
 STEP_SIZES = [0.1, 0.2, 0.4, 0.8]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     studies = parser.add_subparsers(dest="study", metavar="STUDY", required=True)
     for name, (text, add) in STUDIES.items():
         sub = studies.add_parser(name, help=text, description=text + ".", allow_abbrev=False)
@@ -40,28 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         add(sub)
         sub.epilog = "Settings of `hemnet train` are flags too: --data.root DIR --optim.steps 1000"
-        sub.parse_known_args = _without_settings(sub.parse_known_args)  # type: ignore[method-assign]
-
-
-def _without_settings(known: Any) -> Any:
-    """Settings (`--section.name value`) are jsonargparse's to read: taken out first."""
-
-    def parse(arguments: Sequence[str], namespace: Any = None) -> Any:
-        settings, rest = [], []
-        tokens = iter(arguments)
-        for token in tokens:
-            name, equals, _ = token.partition("=")
-            if not (name.startswith("--") and "." in name):
-                rest.append(token)
-                continue
-            settings.append(token)
-            if not equals:
-                settings += [value for value in [next(tokens, None)] if value is not None]
-        found, extra = known(rest, namespace)
-        found.settings = settings
-        return found, extra
-
-    return parse
+        sub.takes_settings = True
 
 
 def _trains(sub: argparse.ArgumentParser, seeds: Sequence[int] = (0, 1, 2)) -> None:

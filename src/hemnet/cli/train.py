@@ -7,7 +7,7 @@ weights as one that was not. Ctrl-C and SIGTERM save before they stop.
 examples:
   hemnet train --config configs/scenes.yaml --out runs/scenes
   hemnet train --config configs/camvid_resnet50.yaml --data.root CamVid --out runs/camvid
-  hemnet train --config configs/folder.yaml --data.root DATA --optim.rate 0.01 --out runs/mine
+  hemnet train --config configs/folder.yaml --data.root DATA --optim.lr 0.01 --out runs/mine
   hemnet train --preset cpu --data.root DATA --out runs/mine --until-plateau
   hemnet train --preset gpu --data.root DATA --dry-run          cost, memory and time first
   hemnet train --resume --out runs/mine
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hemnet.errors import UserError
 from hemnet.run_folder import RunFolder
@@ -26,12 +26,13 @@ from hemnet.training.config_parser import help_text
 from hemnet.training.presets import PRESETS, preset_flags
 
 if TYPE_CHECKING:
+    from hemnet.cli.parser import Parser
     from hemnet.training.config import TrainConfig
 
 HELP = "train a model on a data set, or resume a run"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = (
         "hemnet train (--config FILE | --preset cpu|gpu) --out RUN [--resume] [--dry-run] "
         "[--section.name VALUE ...]"
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until-plateau",
         action="store_true",
-        help="until mIoU no longer rises, at most optim.steps: optim.plateau 5",
+        help="until mIoU no longer rises, at most optim.steps: optim.plateau_patience 5",
     )
     parser.add_argument(
         "--dry-run",
@@ -59,24 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="build everything, train some steps, say cost, memory and time; write nothing",
     )
     parser.add_argument(
-        "--find-rate",
+        "--find-lr",
         action="store_true",
         help="try rising learning rates on this data and propose one; write nothing",
     )
     parser.epilog = help_text()
-    # The settings are jsonargparse's to read: whatever is not known here is kept for it.
-    known = parser.parse_known_args
-
-    def parse(*args: Any, **kwargs: Any) -> tuple[argparse.Namespace, list[str]]:
-        namespace, namespace.settings = known(*args, **kwargs)
-        return namespace, []
-
-    parser.parse_known_args = parse  # type: ignore[assignment, method-assign]
+    parser.takes_settings = True
+    parser.old_flags = {"--find-rate": "--find-lr"}
 
 
 def run(args: argparse.Namespace) -> None:
     config = _config(args)
-    if args.dry_run or args.find_rate:
+    if args.dry_run or args.find_lr:
         if args.resume:
             raise UserError("--resume goes on with a run, and a trial leaves none")
         _trial(args, config)
@@ -104,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
 def _config(args: argparse.Namespace) -> TrainConfig:
     from hemnet.training.config_parser import given_settings, read_config
 
-    if args.out is None and not (args.dry_run or args.find_rate):
+    if args.out is None and not (args.dry_run or args.find_lr):
         raise UserError("say where the run is to be: --out RUN")
     if args.allow_changes and not args.resume:
         raise UserError("--allow-changes belongs to --resume")
@@ -123,20 +118,20 @@ def _config(args: argparse.Namespace) -> TrainConfig:
         if args.resume:
             raise UserError("--preset is for a run that begins: --resume takes the run's settings")
         flags = [*preset_flags(args.preset, given_settings(path, flags)), *flags]
-    if args.until_plateau and "optim.plateau" not in given_settings(None, flags):
-        flags += ["--optim.plateau", "5"]
+    if args.until_plateau and "optim.plateau_patience" not in given_settings(None, flags):
+        flags += ["--optim.plateau_patience", "5"]
     return read_config(path, flags)
 
 
 def _trial(args: argparse.Namespace, config: TrainConfig) -> None:
-    from hemnet.training.trial import dry_run, find_rate
+    from hemnet.training.trial import dry_run, find_lr
 
     if args.dry_run:
         for line in dry_run(config):
             print(line)
-    if args.find_rate:
-        found = find_rate(config)
+    if args.find_lr:
+        found = find_lr(config)
         print(
-            f"proposed: --optim.rate {found.best:g} (for {config.optim.name}, batches of "
+            f"proposed: --optim.lr {found.best:g} (for {config.optim.name}, batches of "
             f"{config.optim.batch_size})"
         )

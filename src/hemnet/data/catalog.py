@@ -167,7 +167,7 @@ def open_dataset(
     root: str | os.PathLike[str] | None = None,
     split: str = "train",
     *,
-    partial: bool = False,
+    skip_missing: bool = False,
     classes: str | list[str] | None = None,
     label_map: Mapping[int, int] | None = None,
     labels: str | None = None,
@@ -183,7 +183,7 @@ def open_dataset(
         name: of the catalog, such as "voc", "folder" or "scenes".
         root: its folder; a file for `list`, nothing for `scenes` and `recall`.
         split: such as "train" or "val".
-        partial: use the pairs that are there when listed files are missing (else an error).
+        skip_missing: skip listed pairs whose files are missing (else an error).
         classes: for `folder` and `list`: names, a file of them, or their number.
         label_map: value in the label files → class or 255, instead of the data set's own.
         labels: for `folder`: how label files are called, such as `{stem}_mask.png`.
@@ -228,12 +228,12 @@ def open_dataset(
         layout = folders.folder(base, split, labels)
     else:
         layout = CATALOG[name].find(base, split)
-    pairs, notes = _usable(info, split, base, layout, partial)
+    pairs, notes = _usable(info, split, base, layout, skip_missing)
     mapping = label_map if label_map is not None else layout.label_map
     coding = Coding(len(info.classes), mapping, colours, void)
     for note in notes:
         log.warning("%s", note)
-    missing = [pair for pair in layout.pairs if not _complete(pair)] if partial else []
+    missing = [pair for pair in layout.pairs if not _complete(pair)] if skip_missing else []
     return FileDataset(
         info, split, pairs, coding, missing=missing, unpaired=layout.unpaired, notes=notes
     )
@@ -247,7 +247,7 @@ def _refuse(name: str, given: Mapping[str, object], meant_for: Sequence[str]) ->
 
 
 def _usable(
-    info: Info, split: str, base: Path, layout: Layout, partial: bool
+    info: Info, split: str, base: Path, layout: Layout, skip_missing: bool
 ) -> tuple[list[Pair], list[str]]:
     complete = [pair for pair in layout.pairs if _complete(pair)]
     missing = len(layout.pairs) - len(complete)
@@ -259,8 +259,12 @@ def _usable(
             f"{info.name} {split}: {missing} of {len(layout.pairs)} listed pairs miss a file "
             f"(first: {first})."
         )
-        if not partial or not complete:
-            rest = f" Or use the {len(complete)} that are complete: --partial." if complete else ""
+        if not skip_missing or not complete:
+            rest = (
+                f" Or use the {len(complete)} that are complete: --skip-missing."
+                if complete
+                else ""
+            )
             raise UserError(f"{text} {layout.fix}{rest}")
         notes.append(f"{text} Using the {len(complete)} that are complete.")
     elif not complete:

@@ -56,7 +56,7 @@ def costs_of(base: TrainConfig, heads: Sequence[str], info: Info) -> dict[str, d
 def _headed(base: TrainConfig, head: str) -> TrainConfig:
     config = copy.deepcopy(base)
     for_head(config, head)
-    config.model.weights = config.model.start = None  # costs do not depend on them
+    config.model.weights = config.model.init_from = None  # costs do not depend on them
     config.model.freeze_stages = 0
     return config
 

@@ -46,7 +46,7 @@ def scenes_config() -> TrainConfig:
             workers=0,
         ),
         optim=OptimConfig(
-            name="adamw", steps=STEPS, batch_size=BATCH, rate=3e-3, warmup=50, bias_rate=1.0
+            name="adamw", steps=STEPS, batch_size=BATCH, lr=3e-3, warmup=50, bias_lr_mult=1.0
         ),
         # Things cover a tenth of a scene: without weights the network is slow to care about them.
         loss=LossConfig(class_weights=[4.0 if k in things else 1.0 for k in range(11)]),
@@ -60,7 +60,7 @@ def photograph_config(name: str) -> TrainConfig:
     return TrainConfig(
         model=NetworkConfig(backbone="resnet50", output_stride=16, options={"preset": "paper"}),
         data=DataConfig(name=name, crop=(257, 257), workers=0),
-        optim=OptimConfig(steps=1000, batch_size=8, warmup=50, head_rate=4.0, rate=4e-3),
+        optim=OptimConfig(steps=1000, batch_size=8, warmup=50, head_lr_mult=4.0, lr=4e-3),
         validation=ValidationConfig(batch_size=4),
         run=RunConfig(checkpoint_every=500, health_every=100, tensorboard=False),
     )

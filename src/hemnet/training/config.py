@@ -1,7 +1,7 @@
 """Everything a training run can be told, as dataclasses.
 
 `configs/*.yaml` are complete examples, and every field is a flag of `hemnet train`: the field
-`rate` of `OptimConfig` is `optim.rate` in a file and `--optim.rate` on the command line.
+`lr` of `OptimConfig` is `optim.lr` in a file and `--optim.lr` on the command line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NetworkConfig:
         channels: width of the head; null for the head's own
         weights: of the backbone: null, imagenet (timm's, from the hub) or a local file
         partial_weights: take a local file that lacks more than a tenth of the backbone's tensors
-        start: a run or a saved model whose weights the whole network begins with
+        init_from: a run or a saved model whose weights the whole network begins with
         multi_grid: dilation rates of a ResNet's last stage; auto is 1, 2, 4 for resnet*s
         resnet_v1: stride in the first 1×1 convolution of a block, for weights trained so
         align_corners: false for weights trained with up-sampling of that kind, as mmsegmentation's
@@ -45,7 +45,7 @@ class NetworkConfig:
     channels: int | None = None
     weights: str | None = None
     partial_weights: bool = False
-    start: str | None = None
+    init_from: str | None = None
     multi_grid: Literal["auto"] | list[int] | None = "auto"
     resnet_v1: bool = False
     align_corners: bool = True
@@ -64,7 +64,7 @@ class DataConfig:
         root: its folder (of hf: a folder or a name on the hub); scenes and recall have none
         split: what is trained on
         val_split: what validation looks at; null for no validation
-        partial: use the pairs that are there when listed files are missing
+        skip_missing: skip listed pairs whose files are missing, instead of stopping
         skip_broken: leave out files that cannot be read, instead of stopping
         classes: names, or a file of names, for folder and list
         label_map: value in the label files → class
@@ -85,7 +85,7 @@ class DataConfig:
     root: str | None = None
     split: str = "train"
     val_split: str | None = "val"
-    partial: bool = False
+    skip_missing: bool = False
     skip_broken: bool = False
     classes: str | list[str] | None = None
     label_map: dict[int, int] | None = None
@@ -104,43 +104,43 @@ class DataConfig:
 
 @dataclass
 class OptimConfig:
-    """The optimizer and its schedule: rate · (1 − step/steps)^power.
+    """The optimizer and its schedule: lr · (1 − step/steps)^poly_power.
 
     Args:
         name: sgd, adamw, lamb, adafactor or muon
-        steps: how many times the weights change
-        batch_size: images of one step, over all processes and accumulated passes
+        steps: optimizer steps of the run
+        batch_size: images per step, over all processes and accumulated passes
         accumulate: passes that make one step, each with its share; auto for as few as fit
-        memory: GiB that auto may fill; null for what is free
-        rate: the base learning rate
-        power: of the poly schedule; 0 keeps the rate
-        plateau: validations without a better mIoU until the rate falls, thrice; null for poly
-        warmup: steps over which the rate rises from a tenth
+        memory_gib: GiB that auto may fill; null for what is free
+        lr: the base learning rate
+        poly_power: exponent of the poly schedule; 0 keeps the learning rate constant
+        plateau_patience: validations without a better mIoU until lr falls, thrice; null for poly
+        warmup: steps over which the learning rate rises from a tenth
         momentum: of sgd and muon
         betas: of adamw, lamb and muon
         weight_decay: of convolution weights; nothing else decays
-        bias_rate: the rate of biases is this many times the base rate
-        head_rate: the rate of everything but the backbone is this many times the base rate
+        bias_lr_mult: learning rate of biases, as a multiple of lr
+        head_lr_mult: learning rate of everything but the backbone, as a multiple of lr
         clip: largest norm of the gradient; null for no limit
-        average: decay of a moving average of the weights, which is judged and saved; null for none
+        ema_decay: of a moving average of the weights, which is validated and saved; null for none
     """
 
     name: Literal["sgd", "adamw", "lamb", "adafactor", "muon"] = "sgd"
     steps: int = 30_000
     batch_size: int = 16
     accumulate: Literal["auto"] | int = 1
-    memory: float | None = None
-    rate: float = 9e-3
-    power: float = 0.9
-    plateau: int | None = None
+    memory_gib: float | None = None
+    lr: float = 9e-3
+    poly_power: float = 0.9
+    plateau_patience: int | None = None
     warmup: int = 0
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 1e-4
-    bias_rate: float = 2.0
-    head_rate: float = 1.0
+    bias_lr_mult: float = 2.0
+    head_lr_mult: float = 1.0
     clip: float | None = None
-    average: float | None = None
+    ema_decay: float | None = None
 
 
 @dataclass
@@ -153,8 +153,8 @@ class LossConfig:
         auxiliary: weight of the auxiliary head's loss; 0 for no such head
         ohem: share of each image's pixels, the hardest, that count; null for all
         class_weights: one number per class; auto to find them in the data; null for equal ones
-        stride: of the pixels of a row and of a column, every how many-th counts; a cheaper loss
-        average: over valid pixels, or over all, where void counts as a loss of 0
+        stride: compute the loss on every n-th pixel of each row and column; cheaper
+        mean_over: valid pixels, or all pixels, where void counts as a loss of 0
     """
 
     terms: dict[str, float] = field(default_factory=lambda: {"cross_entropy": 1.0})
@@ -163,7 +163,7 @@ class LossConfig:
     ohem: float | None = None
     class_weights: Literal["auto"] | list[float] | None = None
     stride: int = 1
-    average: Literal["valid", "all"] = "valid"
+    mean_over: Literal["valid", "all"] = "valid"
 
 
 @dataclass
@@ -236,14 +236,28 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
 
+# Old name → name of now: both are read, wherever a setting is given.
+RENAMED = {
+    "model.start": "model.init_from",
+    "data.partial": "data.skip_missing",
+    "optim.memory": "optim.memory_gib",
+    "optim.rate": "optim.lr",
+    "optim.power": "optim.poly_power",
+    "optim.plateau": "optim.plateau_patience",
+    "optim.bias_rate": "optim.bias_lr_mult",
+    "optim.head_rate": "optim.head_lr_mult",
+    "optim.average": "optim.ema_decay",
+    "loss.average": "loss.mean_over",
+}
+
 # What must hold for a number: (smallest, largest).
 _FROM_0, _FROM_1, _SHARE = (0, math.inf), (1, math.inf), (0, 1)
 _LARGEST = 2**31 - 1  # of any whole number but the seed: what torch and NumPy count with
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("model.freeze_stages", "loss.auxiliary"), _FROM_0),
     **dict.fromkeys(("data.size", "data.length", "data.val_length", "model.channels"), _FROM_1),
-    **dict.fromkeys(("optim.power", "optim.warmup", "optim.weight_decay"), _FROM_0),
-    **dict.fromkeys(("optim.steps", "optim.accumulate", "optim.plateau"), _FROM_1),
+    **dict.fromkeys(("optim.poly_power", "optim.warmup", "optim.weight_decay"), _FROM_0),
+    **dict.fromkeys(("optim.steps", "optim.accumulate", "optim.plateau_patience"), _FROM_1),
     **dict.fromkeys(("validation.every", "validation.window"), _FROM_1),
     "loss.stride": _FROM_1,
     "loss.focal_gamma": (0, 20),
@@ -253,19 +267,19 @@ _RANGES: dict[str, tuple[float, float]] = {
     "data.workers": (0, 1024),
     "run.timeout": (1, 1e6),
     "run.seed": (0, 2**63 - 1),
-    "optim.bias_rate": (0, 1000),
-    "optim.head_rate": (0, 1000),
+    "optim.bias_lr_mult": (0, 1000),
+    "optim.head_lr_mult": (0, 1000),
     "validation.overlap": (0, 0.9),
     "validation.iterations": (1, MAX_ITERATIONS),
 }
 _POSITIVE = (
     *(
-        "optim.rate",
-        "optim.bias_rate",
-        "optim.head_rate",
+        "optim.lr",
+        "optim.bias_lr_mult",
+        "optim.head_lr_mult",
         "optim.clip",
         "loss.ohem",
-        "optim.memory",
+        "optim.memory_gib",
     ),
     *("data.scale_step", "model.norm_momentum"),
 )
@@ -299,10 +313,10 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         if value is not None and not 0 < value < math.inf:
             bad.add(key)
             yield f"{key} is {value}: expected a number above 0"
-    if config.optim.average is not None and not 0 <= config.optim.average < 1:
+    if config.optim.ema_decay is not None and not 0 <= config.optim.ema_decay < 1:
         yield (
-            f"optim.average is {config.optim.average}: expected a decay from 0 to below 1, such as "
-            "0.998, or null"
+            f"optim.ema_decay is {config.optim.ema_decay}: expected a decay from 0 to below 1, "
+            "such as 0.998, or null"
         )
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         yield (f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
@@ -336,8 +350,8 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
             f"loss.stride is {loss.stride}, but data.crop {list(data.crop)} has no whole number of "
             f"such steps: expected sides of a multiple of {loss.stride}, plus 1"
         )
-    if data.val_split is None and optim.plateau is not None:
-        yield "optim.plateau needs validation, and data.val_split is null"
+    if data.val_split is None and optim.plateau_patience is not None:
+        yield "optim.plateau_patience needs validation, and data.val_split is null"
     parts = optim.accumulate
     whole = not bad & {"optim.batch_size", "optim.accumulate"}
     if isinstance(parts, int) and whole and optim.batch_size % parts:

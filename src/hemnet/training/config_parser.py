@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -15,7 +17,9 @@ import yaml
 from hemnet.errors import UserError
 from hemnet.renamed_options import current_options
 from hemnet.run_folder import RunFolder
-from hemnet.training.config import TrainConfig, check_config, joined
+from hemnet.training.config import RENAMED, TrainConfig, check_config, joined
+
+log = logging.getLogger("hemnet")
 
 # Settings that do not change what a run computes: a resumed run may have others.
 FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb", "run.timeout")
@@ -27,26 +31,24 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
 
     Args:
         path: a YAML file.
-        flags: such as `["--optim.rate", "0.01"]`.
+        flags: such as `["--optim.lr", "0.01"]`.
     """
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action="config")
     parser.add_class_arguments(TrainConfig)
-    problems = [] if path is None else _check_file(Path(path))
-    checked = _checked_flags(flags, problems)
+    content, problems = ({}, []) if path is None else _read_file(Path(path))
+    flags = _checked_flags(flags, problems)
     if problems:
         raise UserError(joined(problems))
-    arguments = list(_plain_values(checked))
-    if path is not None:
-        arguments = ["--config", str(path), *arguments]
+    arguments = [f"--{key}={_as_text(value)}" for key, value in content.items()]
+    arguments += _plain_values(flags)
     try:
         parsed = parser.parse_args(arguments)
     except OverflowError:  # jsonargparse does not say of which
         raise UserError("a number of the configuration is too large for a computer's") from None
     except Exception as error:  # jsonargparse raises many kinds
-        found = dict.fromkeys((_explain(str(error)), *_wrong_values(parser, path, arguments)))
+        found = dict.fromkeys((_explain(str(error)), *_wrong_values(parser, arguments)))
         raise UserError(joined(list(found))) from None
     # `instantiate` is the newer name.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
@@ -65,27 +67,41 @@ def run_config(run: str | Path) -> TrainConfig | None:
 
 def given_settings(path: str | Path | None, flags: Sequence[str]) -> set[str]:
     """The names of the settings in a file and in flags, whatever is wrong with them."""
-    given = {flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")}
+    given = {renamed(flag[2:].partition("=")[0]) for flag in flags if flag.startswith("--")}
     given |= {".".join(key.split(".")[:2]) for key in given}
     if path is not None and Path(path).is_file():
         try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            given |= {f"{section}.{name}" for section, part in content.items() for name in part}
+            given |= {
+                renamed(f"{section}.{name}") for section, part in content.items() for name in part
+            }
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError):
             pass
     return given
 
 
-def _wrong_values(parser: Any, path: str | Path | None, arguments: Sequence[str]) -> Iterator[str]:
+def renamed(key: str) -> str:
+    """The name that a setting has now, said once where it was called otherwise."""
+    if key not in RENAMED:
+        return key
+    _say_renamed(key)
+    return RENAMED[key]
+
+
+@functools.cache
+def _say_renamed(key: str) -> None:
+    log.warning("%s is now called %s; the old name still works", key, RENAMED[key])
+
+
+def _as_text(value: Any) -> str:
+    """As on the command line."""
+    shown = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return shown.removesuffix("...\n").strip()
+
+
+def _wrong_values(parser: Any, arguments: Sequence[str]) -> Iterator[str]:
     """Each value that cannot be read, where jsonargparse stops at the first."""
-    settings = {}
-    if path is not None:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        for section, values in content.items():
-            for name, value in values.items():
-                shown = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-                settings[f"{section}.{name}"] = shown.removesuffix("...\n").strip()
-    rest = list(arguments[2:] if path is not None else arguments)
+    settings, rest = {}, list(arguments)
     while rest:
         key, equals, value = rest.pop(0).partition("=")
         settings[key[2:]] = value if equals else rest.pop(0) if rest else ""
@@ -119,7 +135,7 @@ def decisive(config: TrainConfig) -> dict[str, Any]:
 
 def help_text() -> str:
     """All settings with their meaning and default, for `--help`."""
-    lines = ["settings, in the configuration file or as flags (--optim.rate 0.01):"]
+    lines = ["settings, in the configuration file or as flags (--optim.lr 0.01):"]
     for section in fields(TrainConfig):
         kind = get_type_hints(TrainConfig)[section.name]
         default = kind()
@@ -145,8 +161,8 @@ def known_keys() -> list[str]:
     ]
 
 
-def _check_file(path: Path) -> list[str]:
-    """What is wrong with the names in a file; what cannot be read at all is raised."""
+def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The settings of a file by their dotted names, and what is wrong with its names."""
     if path.exists() and not path.is_file():  # a pipe could be read only once
         raise UserError(f"{path} is not a configuration file, but a folder, pipe or device")
     try:
@@ -159,32 +175,39 @@ def _check_file(path: Path) -> list[str]:
         raise UserError(
             f"{path} is not a configuration: expected sections such as model: and data:"
         )
+    found: dict[str, Any] = {}
     problems = []
     sections = get_type_hints(TrainConfig)
-    for key, value in content.items():
-        if key not in sections:
-            problems.append(f"{path}: {_unknown(str(key), list(sections))}")
-        elif not isinstance(value, dict):
-            given = _shortened(repr(value), 80)
-            problems.append(f"{path}: {key} is {given}, expected settings below it")
+    for section, values in content.items():
+        if section not in sections:
+            problems.append(f"{path}: {_unknown(str(section), list(sections))}")
+        elif not isinstance(values, dict):
+            given = _shortened(repr(values), 80)
+            problems.append(f"{path}: {section} is {given}, expected settings below it")
         else:
-            problems += [
-                f"{path}: {_unknown(f'{key}.{n}', known_keys())}"
-                for n in value
-                if not _is_known(f"{key}.{n}")
-            ]
-    return problems
+            for name, value in values.items():
+                key = renamed(f"{section}.{name}")
+                if not _is_known(key):
+                    problems.append(f"{path}: {_unknown(key, known_keys())}")
+                elif key in found:
+                    problems.append(f"{path}: {key} is given twice, once by its old name")
+                elif value is None and _kind(key) is str:  # as a flag it would be a word
+                    problems.append(f"{key} is null: expected str")
+                found[key] = value
+    return found, problems
 
 
 def _checked_flags(flags: Sequence[str], problems: list[str]) -> list[str]:
-    """The flags; what is wrong with their names is added to `problems`."""
-    expects_value = False
+    """The flags by their names of now; what is wrong with them is added to `problems`."""
+    found, expects_value = [], False
     for flag in flags:
         if flag.startswith("--"):
-            key = flag[2:].split("=", 1)[0]
+            name, equals, value = flag[2:].partition("=")
+            key = renamed(name)
             if not _is_known(key):
                 problems.append(f"--{_unknown(key, known_keys())}")
-            expects_value = "=" not in flag
+            expects_value = not equals
+            flag = f"--{key}{equals}{value}"
         elif expects_value:
             expects_value = False
         else:
@@ -192,7 +215,8 @@ def _checked_flags(flags: Sequence[str], problems: list[str]) -> list[str]:
                 f"{_shortened(repr(flag), 80)} belongs to no flag: settings are given as "
                 "--section.name value"
             )
-    return list(flags)
+        found.append(flag)
+    return found
 
 
 def _plain_values(flags: Iterable[str]) -> Iterator[str]:
@@ -219,6 +243,11 @@ def _is_known(key: str) -> bool:
     return key in known_keys() or any(key.startswith(f"{name}.") for name in _OPEN)
 
 
+def _kind(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return get_type_hints(get_type_hints(TrainConfig)[section]).get(name)
+
+
 def _unknown(key: str, known: list[str]) -> str:
     if key.rpartition(".")[2] in ("num_classes", "classes", "nclasses", "n_classes"):
         return (
@@ -242,7 +271,7 @@ def _explain(message: str) -> str:
     section, _, name = key[1].partition(".")
     kind = get_type_hints(TrainConfig)[section]
     expected = kind.__annotations__[name]
-    given = f" is {_shortened(value[1], 80)}" if value else ""
+    given = f" is {_shortened('null' if value[1] == 'None' else value[1], 80)}" if value else ""
     meaning = dict(_meanings(kind)).get(name, "")
     return f"{key[1]}{given}: expected {expected} ({meaning})"
 

@@ -167,7 +167,7 @@ class Trainer:
                 "them on a CPU: model.freeze_norm avoids the difference"
             )
         self.optimizer = make_optimizer(self.model, config.optim)
-        decay = config.optim.average
+        decay = config.optim.ema_decay
         self.average = None if decay is None else AveragedWeights(self.model, decay)
         self.averaged = None if self.average is None else self.average.module
         self.judged = self.averaged or self.model  # what is validated and offered to others
@@ -305,7 +305,7 @@ class Trainer:
         if not math.isfinite(value):
             raise UserError(
                 f"the loss is {value} near step {self.progress.step + 1}: the training has "
-                "diverged. Try a lower optim.rate, optim.warmup, optim.clip, or float32 precision"
+                "diverged. Try a lower optim.lr, optim.warmup, optim.clip, or float32 precision"
             )
         return value
 
@@ -394,7 +394,7 @@ class Trainer:
 
     def _note_plateau(self) -> None:
         """Lets the rate fall where mIoU has not risen for long; the last time ends the run."""
-        patience, progress = self.config.optim.plateau, self.progress
+        patience, progress = self.config.optim.plateau_patience, self.progress
         if patience is None:
             return
         since = progress.step - max(progress.best_step, progress.fell_at)
@@ -429,7 +429,7 @@ class Trainer:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(
                 f"the weights are no longer finite at step {progress.step}: the training has "
-                "diverged. Try a lower optim.rate, optim.warmup or optim.clip"
+                "diverged. Try a lower optim.lr, optim.warmup or optim.clip"
             )
         if self.accelerator.scaler is not None:
             progress.scaler = self.accelerator.scaler.state_dict()

@@ -39,7 +39,7 @@ class SegmentationLoss(nn.Module):
                 "classes: expected one for each"
             )
         self.auxiliary, self.ohem, self.stride = config.auxiliary, config.ohem, config.stride
-        self.over_all = config.average == "all"
+        self.over_all = config.mean_over == "all"
         self.pixels = {k: v for k, v in config.terms.items() if k in PIXELS and v}
         self.regions = {k: v for k, v in config.terms.items() if k in REGIONS and v}
         self.gamma = config.focal_gamma

@@ -73,7 +73,7 @@ def passes(
 ) -> tuple[int, str]:
     """The fewest passes of a step whose crops fit, and why."""
     optim = config.optim
-    budget = int(optim.memory * GIB) if optim.memory is not None else free_bytes(device)
+    budget = int(optim.memory_gib * GIB) if optim.memory_gib is not None else free_bytes(device)
     if device.type == "cpu":
         budget //= world  # which share it
     wanted = need(config, num_classes)
@@ -91,7 +91,7 @@ def passes(
             )
     raise UserError(
         f"one crop of {config.data.crop[0]}×{config.data.crop[1]} needs about "
-        f"{wanted.of(1) / GIB:.2f} GiB, and there are {budget / GIB:.2f} (optim.memory). Use a "
+        f"{wanted.of(1) / GIB:.2f} GiB, and there are {budget / GIB:.2f} (optim.memory_gib). Use a "
         "smaller data.crop, model.backbone, or model.output_stride 16 or 32"
     )
 

@@ -26,7 +26,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
         made: torch.optim.Optimizer = create_optimizer_v2(
             parameter_groups(model, config),
             _TIMM.get(config.name, config.name),
-            lr=config.rate,
+            lr=config.lr,
             momentum=config.momentum,
             betas=config.betas,
         )
@@ -45,10 +45,10 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
-            multiple = config.head_rate if part == "head" else 1.0
+            multiple = config.head_lr_mult if part == "head" else 1.0
             decay, kind = 0.0, "other"
             if name.split("_")[-1] == "bias":
-                multiple, kind = multiple * config.bias_rate, "bias"
+                multiple, kind = multiple * config.bias_lr_mult, "bias"
             elif isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
                 decay, kind = config.weight_decay, "weights"
             key = f"{part} {kind}"
@@ -62,10 +62,10 @@ def rate_at(step: int, config: OptimConfig, falls: int = 0) -> float:
 
     `falls` is how many times a plateau has been met.
     """
-    if config.plateau is None:
-        rate = config.rate * (1 - step / config.steps) ** config.power
+    if config.plateau_patience is None:
+        rate = config.lr * (1 - step / config.steps) ** config.poly_power
     else:
-        rate = config.rate * FALL**falls
+        rate = config.lr * FALL**falls
     if step < config.warmup:
         rate *= 0.1 + 0.9 * step / config.warmup
     return rate

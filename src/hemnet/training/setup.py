@@ -42,7 +42,7 @@ def open_split(config: DataConfig, split: str, length: int | None) -> Segmentati
         config.name,
         config.root,
         split,
-        partial=config.partial,
+        skip_missing=config.skip_missing,
         classes=config.classes,
         label_map=config.label_map,
         labels=config.labels if config.name == "folder" else None,
@@ -88,7 +88,7 @@ def settle(config: TrainConfig) -> TrainConfig:
 def build_model(config: TrainConfig, info: Info) -> Segmenter:
     """The network as it is before the first step, with what is frozen frozen."""
     torch.manual_seed(config.run.seed)
-    start = config.model.start
+    start = config.model.init_from
     model = create_model(
         config.model.name,
         len(info.classes),
@@ -123,8 +123,8 @@ def start_from(model: Segmenter, source: str) -> None:
         mine, wanted = getattr(model.config, name), getattr(other.config, name)
         if mine != wanted:  # the weights would fit a network that they were not trained for
             raise UserError(
-                f"model.start {source} was trained with model.{name} {_text(wanted)}, this model "
-                f"has {_text(mine)}. Set model.{name} to the same"
+                f"model.init_from {source} was trained with model.{name} {_text(wanted)}, this "
+                f"model has {_text(mine)}. Set model.{name} to the same"
             )
     # Its weights know images in its own normalisation.
     model.config = replace(model.config, mean=other.config.mean, std=other.config.std)
@@ -133,7 +133,7 @@ def start_from(model: Segmenter, source: str) -> None:
     left = [k for k in ours if k not in taken]
     if not taken or any(key.startswith("backbone.") for key in left):
         raise UserError(
-            f"model.start {source}: its {other.config.backbone} does not fit this "
+            f"model.init_from {source}: its {other.config.backbone} does not fit this "
             f"{model.config.backbone}. Start from a model of the same kind"
         )
     rates = _gain_rates(model)

@@ -120,8 +120,8 @@ def _lines(
 
 
 def _start(config: TrainConfig, model: Segmenter) -> str:
-    if config.model.start is not None:
-        return f"starts as the model of {config.model.start}"
+    if config.model.init_from is not None:
+        return f"starts as the model of {config.model.init_from}"
     if model.weights_report is not None:
         return str(model.weights_report)
     if config.model.weights == "imagenet":

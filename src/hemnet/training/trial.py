@@ -44,7 +44,7 @@ def dry_run(config: TrainConfig) -> list[str]:
     sets = train_set, val_set = setup.open_datasets(config.data)
     part = None if val_set is None else Part(val_set, range(min(VALIDATED, len(val_set))))
     short = copy.deepcopy(config)
-    short.optim.steps, short.optim.warmup, short.optim.plateau = STEPS, 0, None
+    short.optim.steps, short.optim.warmup, short.optim.plateau_patience = STEPS, 0, None
     short.validation.every = STEPS
     short.run.log_every, short.run.tensorboard, short.run.wandb = 1, False, None
     built: list[Segmenter] = []
@@ -114,7 +114,7 @@ class RateTest:
     best: float
 
 
-def find_rate(config: TrainConfig, tell: Callable[[str], object] = print) -> RateTest:
+def find_lr(config: TrainConfig, tell: Callable[[str], object] = print) -> RateTest:
     """The learning rate range test (Smith 2017): the rate rises with every step until the loss
     leaves; proposed is a third of the rate at which it was lowest, or the one at which it fell
     fastest, whichever is lower.
@@ -176,7 +176,7 @@ def _rising(
 
 
 def propose(rates: list[float], losses: list[float]) -> float:
-    """Of a range test; see `find_rate`."""
+    """Of a range test; see `find_lr`."""
     lowest = min(range(len(losses)), key=losses.__getitem__)
     falls = [(after - before) for before, after in pairwise(losses[: lowest + 1])]
     steepest = min(range(len(falls)), key=falls.__getitem__) if falls else lowest
