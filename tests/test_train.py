@@ -28,7 +28,7 @@ from hemnet.training.checkpoints import read_checkpoint, read_progress
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import dump_config, read_config
 from hemnet.training.loop import Trainer, train
-from hemnet.training.setup import settle
+from hemnet.training.setup import build_model, settle
 from support import ROOT
 from support.tiny_data import folder
 from support.tiny_runs import assert_same, outcome, tiny_config
@@ -45,7 +45,7 @@ def last(out: Path) -> Path:
 
 def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config("--run.tensorboard", "true")
-    result = train(config, tmp_path)
+    result = train(config, tmp_path, report=write_report)
     assert result.finished
     assert result.step == 8
     names = {path.name for path in tmp_path.iterdir()}
@@ -119,7 +119,7 @@ def test_all_options_together(tmp_path: Path) -> None:
         *("--model.freeze_stages", "1", "--run.channels_last", "false", "--optim.steps", "3"),
         *("--validation.flip", "true", "--validation.scales", "[0.5, 1]"),
     )
-    before = training.build.build_model(config, hemnet.data.dataset_info("scenes")).state_dict()
+    before = build_model(config, hemnet.data.dataset_info("scenes")).state_dict()
     train(config, tmp_path, quiet=True)
     after = read_checkpoint(last(tmp_path))[0]
     frozen = "backbone.network.conv1.0.weight"
@@ -131,7 +131,7 @@ def test_all_options_together(tmp_path: Path) -> None:
 def test_clipping_limits_the_change(tmp_path: Path) -> None:
     flags = ["--optim.steps", "1", "--optim.lr", "1", "--optim.weight_decay", "0"]
     config = tiny_config(*flags, "--optim.clip", "0.01", "--optim.bias_lr_mult", "1")
-    before = training.build.build_model(config, hemnet.data.dataset_info("scenes"))
+    before = build_model(config, hemnet.data.dataset_info("scenes"))
     train(config, tmp_path, quiet=True)
     after = read_checkpoint(last(tmp_path))[0]
     squares = sum(
