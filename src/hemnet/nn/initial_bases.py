@@ -50,6 +50,9 @@ def farthest_points(
     if group is None:
         seen = spread_positions(x.shape[1], wanted, x.device)
         x, valid = x[:, seen], None if valid is None else valid[:, seen]
+        if torch.compiler.is_exporting():  # those that occur again count once
+            first = torch.cat((seen[:1] >= 0, seen[1:] > seen[:-1])).expand(x.shape[:2])
+            valid = first if valid is None else valid & first
     else:
         x, valid = _gathered(x, wanted, valid, group)
     candidates = apply_linear(upcast(x), linear)
@@ -85,8 +88,11 @@ def spread_positions(positions: int, wanted: int, device: torch.device) -> Tenso
     """`wanted` of N positions in rising order, one of each of as many equal stretches.
 
     Which one of its stretch follows the golden ratio, so that no column of an image is preferred,
-    whatever its width. With N below `wanted` each position occurs, and some more than once.
+    whatever its width. With N below `wanted` each position occurs: once, but in an exported file,
+    whose N is not known, some more often.
     """
+    if not torch.compiler.is_exporting() and positions <= wanted:
+        return torch.arange(positions, device=device)
     number = torch.arange(wanted, device=device, dtype=torch.float32)
     golden = (math.sqrt(5) - 1) / 2
     within = (number * golden).frac() * (positions // wanted)
@@ -100,14 +106,16 @@ def _farthest(x: Tensor, count: int, valid: Tensor | None) -> Tensor:
         share = torch.ones_like(x[..., :1]) if valid is None else valid.to(x).unsqueeze(-1)
         mean = (share * x).sum(1, keepdim=True) / share.sum(1, keepdim=True).clamp_min(1)
         x = x - mean
-        products = x @ x.mT  # B,n,n
-    squares = products.diagonal(dim1=1, dim2=2)
-    gap = squares if valid is None else squares.masked_fill(~valid, -1.0)
-    chosen = []
-    for _ in range(count):
-        best = gap.amax(1, keepdim=True)
-        nearest = (gap >= best - TIE * best.abs()).to(torch.int32).argmax(1, keepdim=True)  # B,1
-        chosen.append(nearest)
-        along = products.gather(1, nearest.unsqueeze(-1).expand(-1, 1, x.shape[1])).squeeze(1)
-        gap = torch.minimum(gap, squares + squares.gather(1, nearest) - 2 * along)
+        squares = x.square().sum(-1)
+        gap = squares if valid is None else squares.masked_fill(~valid, -1.0)
+        # Distances to the chosen points alone: K products with n rows, not n.
+        away, squares = -2 * x, squares.unsqueeze(-1)
+        chosen = []
+        for _ in range(count):
+            best = gap.amax(1, keepdim=True)
+            nearest = (gap >= best - TIE * best.abs()).to(torch.int32).argmax(1, keepdim=True)
+            chosen.append(nearest)  # B,1
+            point = x.gather(1, nearest.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+            distance = torch.baddbmm(squares, away, point.mT).squeeze(-1)  # but for ‖point‖²
+            gap = torch.minimum(gap, distance + squares.squeeze(-1).gather(1, nearest))
     return torch.cat(chosen, 1)
