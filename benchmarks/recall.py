@@ -23,7 +23,7 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 import hemnet
 from common import Work, console, interleave, peak_memory, save
+from hemnet.inspection.gradient_flow import model_gradient_flow
 from hemnet.nn.em_unit import Plan
 
 KEY, NOISE, LAMPS, POINTS = 6, 0.05, 3, 128
@@ -151,17 +152,20 @@ class Case(NamedTuple):
         return json.dumps(self._asdict(), sort_keys=True)
 
 
-def learn(case: Case) -> dict[str, Any]:
-    """Train and test once."""
+def learn(case: Case, measure_at: Collection[int] = ()) -> dict[str, Any]:
+    """Train and test once; `measure_at`: steps before which gradients are measured."""
     start = time.perf_counter()
     torch.manual_seed(case.seed)
     unit = UNITS[case.unit](case.bases, **case.options)
     network, generator = Network(unit), torch.Generator().manual_seed(case.seed + 1)
     optimizer = torch.optim.AdamW(network.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, case.steps)
-    for _ in range(case.steps):
+    flow = []
+    for step in range(case.steps):
+        if step in measure_at:
+            flow.append({"step": step, **gradients(network, case.groups)})
         sample = draw(BATCH, case.groups, generator)
-        loss = F.cross_entropy(network(sample.points)[sample.asked], sample.state[sample.asked])
+        loss = loss_of(network, sample)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -171,7 +175,20 @@ def learn(case: Case) -> dict[str, Any]:
     with torch.no_grad():
         found = accuracy(sample, network(sample.points).argmax(-1))
     health = str(unit.health()) if hasattr(unit, "health") else None
-    return {"accuracy": found, "health": health, "seconds": time.perf_counter() - start}
+    row = {"accuracy": found, "health": health, "seconds": time.perf_counter() - start}
+    return row | ({"gradients": flow} if measure_at else {})
+
+
+def loss_of(network: nn.Module, sample: Sample) -> Tensor:
+    return F.cross_entropy(network(sample.points)[sample.asked], sample.state[sample.asked])
+
+
+def gradients(network: nn.Module, groups: int) -> dict[str, list[float]]:
+    """Mean absolute gradient that reaches the features by each iteration and path (Figure 3)."""
+    sample = draw(BATCH, groups, torch.Generator().manual_seed(TEST_SEED))
+    flow = model_gradient_flow(network, lambda model: loss_of(model, sample))
+    paths = {"e_step": flow.e_step, "n_step": flow.n_step}
+    return {name: grads.abs().mean((1, 2, 3)).tolist() for name, grads in paths.items()}
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -195,7 +212,7 @@ def run_all(args: argparse.Namespace) -> None:
     for case in list({case.key(): case for case in cases}.values())[mine::shards]:
         if case.key() in done:
             continue
-        row = case._asdict() | learn(case) | {"majority": majority(case.groups)}
+        row = case._asdict() | learn(case, args.measure_at) | {"majority": majority(case.groups)}
         with args.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         console.print(
@@ -287,6 +304,10 @@ def main() -> None:
     sub.add_argument("--seeds", type=int, default=5)
     sub.add_argument("--first-seed", type=int, default=0)
     sub.add_argument("--steps", type=int, help="(default: 1000 with 3 groups, else 1500)")
+    sub.add_argument(
+        "--measure-at", nargs="*", type=int, default=[], metavar="STEP",
+        help="measure gradients by iteration and path before these steps",
+    )  # fmt: skip
     sub.add_argument("--shard", default="0/1", help="part of the runs, such as 0/2")
     subs["cost"].add_argument("--bases", nargs="+", type=int, default=[16, 64])
     subs["cost"].add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))

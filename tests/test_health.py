@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import hemnet
+from hemnet.inspection.gradient_flow import gradient_flow
 from hemnet.nn import attention
-from hemnet.nn.health import largest_variance, spread, variance_rebuilt
+from hemnet.nn.health import e_step_share, largest_variance, spread, variance_rebuilt
 
 
 def unit_on(x: Tensor, **options: object) -> hemnet.HighwayEMAttention:
@@ -92,11 +93,47 @@ def test_auto_variance_is_a_constant_in_evaluation() -> None:
 
 
 def test_saturation_is_seen() -> None:
-    x = features(12.0)
+    x = features(40.0)
     unit = unit_on(x)
     with pytest.warns(hemnet.BasesWarning, match="saturated.*larger variance"):
         train(unit, x, 100)
     assert unit.health().state == "saturated"
+
+
+def test_nearly_hard_responsibilities_are_not_saturated_while_the_e_step_passes_gradients() -> None:
+    # White noise, of the highest rank there is: every position is far from all bases but one.
+    x = torch.randn(2, 256, 16, 16, generator=torch.Generator().manual_seed(0))
+    unit = hemnet.HighwayEMAttention(256, bases=32)
+    train(unit, x, 40)
+    health = unit.health(x)
+    assert health.entropy < 0.1 * math.log(32)
+    assert health.e_step > 0.05
+    assert health.state == "healthy"
+
+
+@pytest.mark.parametrize("kernel", ["dot", "rbf"])
+def test_the_e_steps_share_is_that_of_the_gradients_by_path(kernel: str) -> None:
+    x = features(1.0).flatten(2).mT
+    bases = x[:, :16].contiguous()
+    probe = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    flow = gradient_flow(
+        x, bases, lambda r: (probe * hemnet.r_step(*r[::-1])).sum(), 1, 0.5, 0.7, kernel
+    )
+    by_e_step, by_n_step = (float(g.abs().mean()) for g in (flow.e_step, flow.n_step))
+    found = e_step_share(x, bases, hemnet.Gaussian(0.7, kernel), 0.5)
+    assert math.isclose(found, by_e_step / (by_e_step + by_n_step), rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("initial_bases", ["image", "running_average"])
+@pytest.mark.parametrize(
+    "mixture", [hemnet.DiagonalGaussian(), hemnet.VonMisesFisher(10.0)], ids=lambda m: str(m)
+)
+def test_health_of_other_mixtures(mixture: hemnet.Mixture, initial_bases: str) -> None:
+    unit = hemnet.HighwayEMAttention(32, 16, mixture=mixture, initial_bases=initial_bases)
+    train(unit, features(1.0), 30)
+    health = unit.health()
+    assert health.rebuilt > 0.2
+    assert 0.01 < health.e_step < 1
 
 
 def test_leaving_training_is_a_moment_to_look() -> None:

@@ -69,7 +69,9 @@ def test_a_run_folder_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert lines[0].keys() == {
         *("kind", "step", "loss", "rate", "images_per_second", "data_wait", "health")
     }
-    assert lines[0]["health"].keys() == {"ratio", "spread", "entropy", "in_use", "rebuilt"}
+    assert lines[0]["health"].keys() == {
+        "ratio", "spread", "entropy", "in_use", "rebuilt", "e_step"
+    }  # fmt: skip
     validations = [m for m in lines if m["kind"] == "validation"]
     assert result.best_miou == max(m["miou"] for m in validations)
     assert validations[0]["iou"].keys() == set(hemnet.data.dataset_info("scenes").classes)

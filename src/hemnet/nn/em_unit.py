@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hemnet.em import EMResult, Gaussian, Mixture, r_step
+from hemnet.em import EMResult, Mixture, r_step
 from hemnet.em.checks import Steps
 from hemnet.em.numeric import upcast
 from hemnet.em.solver import solve
@@ -230,16 +230,14 @@ class EMUnit(nn.Module, ABC):
                 flat, weights = self.features(x).flatten(2).mT, None
             plan, start = self.plan(), self.starting_bases(flat, weights)
             result = highway_solver(flat, start, plan, weights=weights)
-        mixture = plan.mixture
-        # Directions of unit length say nothing of how far features are apart: means of x do.
-        means = mixture.means(result.bases) if isinstance(mixture, Gaussian) else None
         return read_health(
             flat,
-            mixture.means(mixture.start(start)),
+            start,
             result.responsibilities,
-            mixture.variance,
+            result.bases,
+            plan.mixture,
+            plan.steps[-1],
             weights,
-            means,
         )
 
     def train(self, mode: bool = True) -> Self:

@@ -5,6 +5,10 @@ Around bases that are all equal, one iteration multiplies differences by (1−η
 every position is rebuilt as the same vector; far above 1 the softmax saturates and the E-step has
 no gradient. `docs/method.md` derives and measures both.
 
+Responsibilities may be nearly hard and the E-step still pass most of the gradient: what a small
+change moves between two bases grows with the distance between them over σ². So it is the gradient
+itself that is measured.
+
 Whatever the reason, a unit that rebuilds every position as the same vector is a global mean. So
 that is measured itself: how much of the features' variance over positions is left when they have
 been rebuilt.
@@ -18,12 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hemnet.em import n_step, r_step
+from hemnet.em import Gaussian, Mixture, n_step, r_step
+from hemnet.em.statistics import softmax_of
+from hemnet.em.steps import parameters
 
 # Share of the variance left below which a unit acts as a global mean: units that solve recall have
 # 0.4 to 0.9, those that stay at the majority of the lamps less than 0.02.
 GLOBAL_MEAN = 0.05
-SATURATED_ENTROPY = 0.1  # of ln K
+SATURATED = 0.01  # share of the gradient through the E-step below which it passes none to speak of
 
 
 class BasesWarning(UserWarning):
@@ -41,6 +47,8 @@ class Health:
         in_use: share of the bases that explain some position best.
         rebuilt: share of the features' variance over positions that the rebuilt features have:
             near 0 the unit is a global mean.
+        e_step: of the gradient that reaches the features through an iteration, the share that
+            comes through the E-step: near 0 the responsibilities are hard and learn nothing.
         bases: K.
     """
 
@@ -49,6 +57,7 @@ class Health:
     entropy: float
     in_use: float
     rebuilt: float
+    e_step: float
     bases: int
 
     @property
@@ -56,14 +65,13 @@ class Health:
         """ "collapsed" into a global mean, "saturated" or "healthy"."""
         if self.rebuilt < GLOBAL_MEAN:
             return "collapsed"
-        relative = self.entropy / math.log(self.bases)
-        return "saturated" if relative < SATURATED_ENTROPY else "healthy"
+        return "saturated" if self.e_step < SATURATED else "healthy"
 
     def __str__(self) -> str:
         return (
             f"{self.state}: λ/σ² {self.ratio:.2f}, variance rebuilt {self.rebuilt:.1%}, "
             f"spread {self.spread:.2f}, entropy {self.entropy:.2f} of {math.log(self.bases):.2f}, "
-            f"bases in use {self.in_use:.0%}"
+            f"bases in use {self.in_use:.0%}, gradient through the E-step {self.e_step:.1%}"
         )
 
 
@@ -72,17 +80,16 @@ def read_health(
     x: Tensor,
     initial: Tensor,
     responsibilities: Tensor,
-    variance: float | Tensor | None,
+    bases: Tensor,
+    mixture: Mixture,
+    step: float | Tensor,
     weights: Tensor | None = None,
-    bases: Tensor | None = None,
 ) -> Health:
-    """x: B,N,C features (a sample does), initial: K,C bases, responsibilities: B,N,K.
+    """What T iterations made of x: B,N,C features (a sample does) with `initial` bases …,K,P.
 
-    `bases`: B,K,C, those the features are rebuilt from; None: the weighted means of x. Positions
-    whose weight (B,N) is 0 are not looked at.
+    They ended with `bases` and `responsibilities`: B,N,K, and the step size `step`. Positions whose
+    weight (B,N) is 0 are not looked at.
     """
-    if bases is None:
-        bases = n_step(x, initial, responsibilities, 1.0, weights)
     principal = largest_variance(x, weights=weights)
     gamma = responsibilities.float().flatten(0, 1)
     if weights is not None:
@@ -90,14 +97,47 @@ def read_health(
     entropy = -torch.xlogy(gamma, gamma).sum(dim=-1).mean()
     used = torch.zeros(gamma.shape[-1], device=gamma.device)
     used[gamma.argmax(dim=-1)] = 1
+    # Directions of unit length say nothing of how far features are apart: means of x do.
+    first = mixture.means(parameters(initial, x.shape[-1], mixture))
+    means = (
+        mixture.means(bases)
+        if isinstance(mixture, Gaussian)
+        else n_step(x, first, responsibilities, 1.0, weights)
+    )
+    variance = mixture.variance
     return Health(
         ratio=math.nan if variance is None else float(principal / variance),
-        spread=float(spread(initial)),
+        spread=float(spread(first)),
         entropy=float(entropy),
         in_use=float(used.mean()),
-        rebuilt=variance_rebuilt(x, responsibilities, bases, weights),
+        rebuilt=variance_rebuilt(x, responsibilities, means, weights),
+        e_step=e_step_share(x, bases, mixture, step, weights),
         bases=gamma.shape[-1],
     )
+
+
+def e_step_share(
+    x: Tensor,
+    bases: Tensor,
+    mixture: Mixture,
+    step: float | Tensor = 1.0,
+    weights: Tensor | None = None,
+) -> float:
+    """The E-step's share of the gradient that an iteration from `bases` passes to x: B,N,C.
+
+    Of the mean absolute gradient of a random linear function of the rebuilt features.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        in_logits, in_sums = (x.clone().requires_grad_() for _ in range(2))
+        start = bases.clone()
+        weight, bias = mixture.logits(start)
+        gamma = softmax_of(mixture.statistics(in_logits), weight, bias)
+        moved = n_step(in_sums, start, gamma, step, weights, mixture=mixture)
+        rebuilt = r_step(gamma, mixture.means(moved))
+        probe = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(rebuilt)
+        both = torch.autograd.grad((probe * rebuilt).sum(), (in_logits, in_sums))
+        by_e_step, by_n_step = (float(gradient.abs().mean()) for gradient in both)
+    return by_e_step / max(by_e_step + by_n_step, torch.finfo(x.dtype).tiny)
 
 
 def variance_rebuilt(

@@ -202,6 +202,7 @@ def health(run: RunContents) -> str:
         (f"{found.spread:.2f}", "spread, 0 to 1"),
         (f"{found.entropy:.2f}", f"entropy, at most {math.log(found.bases):.2f}"),
         (f"{found.in_use:.0%}", f"of {found.bases} bases in use"),
+        (f"{found.e_step:.0%}", "of the gradient through the E-step"),
     ]
     unit = find_unit(run.model)
     remedy = ""
@@ -214,8 +215,8 @@ def health(run: RunContents) -> str:
         "healthy": "The bases differ and the pixels are shared among them: gradients reach every "
         "iteration.",
         "collapsed": "Every pixel is rebuilt as the same vector: the unit is a global mean.",
-        "saturated": "Almost every pixel belongs to one basis alone, so the E-step passes hardly "
-        "any gradient; the N-step's still reaches every iteration.",
+        "saturated": "Every pixel belongs to one basis alone, so the E-step passes no gradient to "
+        "speak of; the N-step's still reaches every iteration.",
     }
     body = f'<p class="soft">{escape(texts[found.state] + remedy)}</p>{_tiles(tiles, raw=True)}'
     seen = [(line["step"], line["health"]) for line in run.training if line.get("health")]
