@@ -28,6 +28,7 @@ from comparisons import (
     ROOT,
     VOC_FROZEN,
     Comparison,
+    Pair,
     Run,
     differences,
     read_runs,
@@ -38,9 +39,12 @@ from hemnet.study.uncertainty import t_critical
 RESULTS, BENCHMARKS = ROOT / "docs" / "results", ROOT / "benchmarks" / "results"
 CONTROLS = RESULTS / "controls.jsonl"
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MEAN = "hemnet:bases=1"
+MEASURED = {"unit", "rate", "seed", "leave_out", "loss", "miou", "accuracy", "iou", "seconds"}
+MEASURED |= {"health", "gain", "more_iterations"}
 NAMES = {
     "plain": "no unit",
-    "mean": "global mean, K = 1",
+    MEAN: "global mean, K = 1",
     "pooling": "attention pooling, one query",
     "grid": "means of an 8×8 grid",
     "emanet": "EMANet",
@@ -51,7 +55,7 @@ NAMES = {
     "nonlocal": "self-attention, O(N²)",
     "pspnet": "PSPNet's pyramid pooling",
 }
-UNITS = [unit for unit in NAMES if unit not in ("mean", "pooling", "grid")]  # of real_data.jsonl
+UNITS = [unit for unit in NAMES if unit not in (MEAN, "pooling", "grid")]  # of real_data.jsonl
 
 
 def name_of(unit: str) -> str:
@@ -63,7 +67,7 @@ def name_of(unit: str) -> str:
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n".replace("  |", " |") for line in lines)
 
 
 def gain(values: Sequence[float], interval: bool = False) -> str:
@@ -187,38 +191,39 @@ def small_crops() -> str:
 
 def controls() -> str:
     """Every unit in every setting of `controls.jsonl`, with paired differences and intervals."""
-    result = {"unit", "seed", "rate", "loss", "miou", "accuracy", "iou", "seconds", "health"}
-    result |= {"gain", "more_iterations", "leave_out"}
-    settings: dict[str, dict[str, dict[Any, Run]]] = {}
+    settings: dict[str, dict[tuple[str, float], dict[Pair, float]]] = {}
     for run in read_runs(CONTROLS):
-        key = json.dumps({k: v for k, v in run.items() if k not in result}, sort_keys=True)
-        pair = run.get("leave_out"), run["seed"]
-        settings.setdefault(key, {}).setdefault(run["unit"], {})[pair] = run
+        if not run["holdout"]:  # where rates were chosen
+            key = {k: v for k, v in run.items() if k not in MEASURED} | {"film": "leave_out" in run}
+            units = settings.setdefault(json.dumps(key, sort_keys=True), {})
+            pairs = units.setdefault((run["unit"], run["rate"]), {})
+            pairs[run.get("leave_out"), run["seed"]] = run["miou"]
     parts = []
     for key, units in settings.items():
-        miou = {u: {pair: run["miou"] for pair, run in runs.items()} for u, runs in units.items()}
-        rows = [
-            (
-                name_of(unit),
-                ", ".join(sorted({f"{run['rate']:g}" for run in units[unit].values()})),
-                f"{mean(found.values())} ({len(found)})",
-                *(
-                    gain(differences(found, miou.get(base, {})), interval=True)
-                    if unit != base
-                    else ""
-                    for base in ("plain", "mean", "emanet")
-                ),
+        bases = {name: found for (name, _), found in units.items()}
+        rows = []
+        for (unit, rate), found in units.items():
+            gains = (
+                "" if unit == base else gain(differences(found, bases.get(base, {})), interval=True)
+                for base in ("plain", MEAN, "emanet")
             )
-            for unit, found in miou.items()
-        ]
-        chosen = json.loads(key)
-        title = ", ".join(f"{k} {v}" for k, v in chosen.items() if k in ("data", "backbone"))
-        trained = "frozen" if chosen.get("freeze_stages") is None else "trained along"
+            rows.append(
+                (name_of(unit), f"{rate:g}", f"{mean(found.values())} ({len(found)})", *gains)
+            )
         columns = ("unit", "rate", "mIoU (runs)", "− no unit", "− global mean", "− EMANet")
-        parts.append(
-            f"**{title}, backbone {trained}, {chosen['steps']} steps**\n\n{markdown(columns, rows)}"
-        )
+        parts.append(f"{setting_name(json.loads(key))}\n\n{markdown(columns, rows)}")
     return "\n".join(parts)
+
+
+def setting_name(setting: Run) -> str:
+    trained = setting.get("freeze_stages") is not None or not (
+        setting.get("frozen") or setting.get("window")
+    )
+    names = {"voc": "VOC part", "camvid": "CamVid"}
+    parts = [names.get(setting["data"], setting["data"])]
+    parts += ["a film never seen"] if setting["film"] else []
+    parts += [setting["backbone"], "trained along" if trained else "frozen"]
+    return f"**{', '.join(parts)}, {setting['steps']} steps**"
 
 
 def backward() -> str:

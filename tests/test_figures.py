@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,26 @@ def test_every_table_is_shown(tables: Any) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
     shown = set(re.findall(r"<!-- table: (\S+) -->", text))
     assert shown == set(tables.TABLES)
+
+
+def test_controls_are_compared_pair_by_pair(
+    tables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miou = {"plain": (30.0, 31.0, 32.0), "hemnet:bases=1": (31.0, 32.1, 32.9)}
+    miou |= {"hemnet:bases=8": (30.5, 32.5, 32.6)}
+    common = {"data": "voc", "backbone": "b", "steps": 9, "rate": 0.1, "holdout": False}
+    runs = [
+        {**common, "window": [2, 2], "unit": unit, "seed": seed, "miou": value}
+        for unit, values in miou.items()
+        for seed, value in enumerate(values)
+    ]
+    runs.append(runs[0] | {"miou": 99.0, "holdout": True})
+    monkeypatch.setattr(tables, "CONTROLS", tmp_path / "controls.jsonl")
+    tables.CONTROLS.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    text = tables.controls()
+    assert text.startswith("**VOC part, b, frozen, 9 steps**")
+    assert "| no unit | 0.1 | 31.00 (3) | | **−1.00 ± 0.06** [−1.25, −0.75] | |" in text
+    assert "| HEMNet, K = 8 | 0.1 | 31.87 (3) | **+0.87 ± 0.32** [−0.50, +2.23] | −0.13 ±" in text
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - PENDING))
