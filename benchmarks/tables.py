@@ -268,6 +268,19 @@ def pipeline() -> str:
     return markdown(("workers", "hemnet, images/s", "torchvision, images/s", "ratio"), rows)
 
 
+def engines() -> str:
+    rows = [
+        (
+            name,
+            f"{1000 * row['seconds']:.0f} ms",
+            f"{row['time_over_eager_hemnet']:.2f}",
+            f"{row['time_over_own_eager']:.2f}",
+        )
+        for name, row in stored(BENCHMARKS / "inference.json")["engines"].items()
+    ]
+    return markdown(("network, engine", "time", "of eager HEMNet", "of its own eager"), rows)
+
+
 def scenes_context() -> str:
     names = {
         "local": "none: local",
@@ -322,6 +335,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "backward": backward,
     "positions": positions,
     "pipeline": pipeline,
+    "engines": engines,
     "scenes_context": scenes_context,
     "mosaics": mosaics,
     "heads_on_scenes": heads_on_scenes,
