@@ -1,4 +1,4 @@
-"""What the site has beside its pages: formulas, the example notebook and the commands' help.
+"""What the site has beside its pages: formulas, the example notebooks and the commands' help.
 
 Formulas are written as $…$ and $$…$$, which GitHub shows too. Here they become MathML when the
 site is built, which browsers draw by themselves: no script, no font and no network is needed.
@@ -23,7 +23,7 @@ from markdown.inlinepatterns import InlineProcessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-NOTEBOOK = Path(__file__).parents[1] / "examples" / "explore.ipynb"
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
 
 
 class Formula(InlineProcessor):
@@ -57,7 +57,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    pages: dict[str, str | bytes] = {"commands.md": commands_page(), **notebook_page(NOTEBOOK)}
+    pages: dict[str, str | bytes] = {"commands.md": commands_page()}
+    for notebook in NOTEBOOKS:
+        pages |= notebook_page(notebook)
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files

@@ -326,11 +326,25 @@ def test_who_asks_for_the_number_of_classes_learns_where_they_come_from(key: str
         read_config(None, [f"--{key}", "3"])
 
 
-def test_short_forms_of_values() -> None:
+def test_short_forms_of_values(tmp_path: Path) -> None:
     assert read_config(None, ["--data.crop", "96"]).data.crop == (96, 96)
     assert read_config(None, ["--data.crop=96"]).data.crop == (96, 96)
     found = read_config(None, ["--data.label_map", "0:255, 1:0,2:void"]).data.label_map
     assert found == {0: 255, 1: 0, 2: 255}
+    file = tmp_path / "c.yaml"
+    file.write_text('data: {crop: 96, label_map: "0:255,1:0", root: "\'a\'"}\n')
+    data = read_config(file).data
+    assert (data.crop, data.label_map, data.root) == ((96, 96), {0: 255, 1: 0}, "'a'")
+
+
+@pytest.mark.parametrize(
+    "text", ["{stem}_mask.png", "123", "a: b", "- x", "[a]", "yes", "*x", "it's: #", ""]
+)
+def test_texts_of_a_file_are_what_was_written(text: str, tmp_path: Path) -> None:
+    config = TrainConfig()
+    config.data.labels = text
+    (tmp_path / "c.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert read_config(tmp_path / "c.yaml").data.labels == text
 
 
 def test_a_warm_up_that_is_too_long_for_a_trial_is_shortened() -> None:

@@ -253,6 +253,26 @@ class TestMmsegmentation:
         with pytest.raises(UserError, match=reason):
             convert(tmp_path / "a.pth", "mmseg", align_corners=True)
 
+    def test_the_backbone_of_a_head_that_differs_can_start_a_network(
+        self, backbone: State, tmp_path: Path
+    ) -> None:
+        """Of a PSANet here; a configuration in `meta` and the other layers do no harm."""
+        more = {"decode_head.attention_p.1.weight": torch.zeros(1)}
+        path = tmp_path / "psanet.pth"
+        meta = {"config": foreign.settings(), "CLASSES": CLASSES, "iter": 80000}
+        torch.save({"meta": meta, "state_dict": backbone | more, "optimizer": {}}, path)
+        network = Backbone("resnet50c", 8)
+        assert not load_weights(network.network, path).missing
+        theirs, ours = {k: v.float() for k, v in backbone.items()}, network.network.state_dict()
+        for name, key in (
+            ("backbone.stem.0.weight", "conv1.0.weight"),
+            ("backbone.stem.4.running_var", "conv1.4.running_var"),
+            ("backbone.stem.6.weight", "conv1.6.weight"),
+            ("backbone.stem.7.bias", "bn1.bias"),
+            ("backbone.layer3.2.conv2.weight", "layer3.2.conv2.weight"),
+        ):
+            torch.testing.assert_close(ours[key], theirs[name])
+
     @pytest.mark.parametrize(
         ("old", "new", "reason"),
         [

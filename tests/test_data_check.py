@@ -110,7 +110,7 @@ def test_check_command_says_all_is_well_or_exits_with_2(hemnet, root, tmp_path):
     code, out, err = hemnet("check", "folder", "--root", root, "--json", tmp_path / "r.json")
     assert code == 2
     assert "1.jpg" in out
-    assert "1 problems (1 unreadable)" in err
+    assert "1 problem (1 unreadable)" in err
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["counts"] == {"unreadable": 1}
     assert report["splits"]["train"]["images"] == 4

@@ -31,7 +31,7 @@ from support.documents import (
 )
 from support.documents_world import make_world
 
-GENERATED = {"explore.md", "commands.md"}  # by docs/hooks.py
+GENERATED = {"explore.md", "own_photographs.md", "commands.md"}  # by docs/hooks.py
 # Blocks without a language that are no commands: (page, first line).
 PLAIN = {("README.md", "bases ← (1 − η) · bases + η · means")}
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
@@ -245,10 +245,11 @@ def test_the_site_draws_formulas_and_documents_the_interface(site: Path) -> None
         assert name == "__version__" or re.search(rf'id="hemnet\.[\w.]*\b{name}"', reference), name
 
 
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "examples").glob("*.ipynb")])
+def test_notebooks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
-    notebook = nbformat.read(ROOT / "examples" / "explore.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
     kept = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     assert all(kept[1:]), "committed without its outputs"
     with warnings.catch_warnings():

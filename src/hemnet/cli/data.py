@@ -184,7 +184,9 @@ def _check(args: argparse.Namespace) -> None:
         hint = (
             " If a part is all you want: --skip-missing." if "missing" in report.by_kind() else ""
         )
-        raise UserError(f"{args.name}: {len(report.problems)} problems ({counts}).{hint}")
+        count = len(report.problems)
+        noun = "problem" if count == 1 else "problems"
+        raise UserError(f"{args.name}: {count} {noun} ({counts}).{hint}")
     print(f"{args.name}: nothing wrong.")
 
 

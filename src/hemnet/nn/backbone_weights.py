@@ -1,4 +1,4 @@
-"""Backbone weights from a local file: timm's and torchvision's key names, any float type.
+"""Backbone weights from a local file: timm's, torchvision's and mmsegmentation's names.
 
 Only tensors are ever read (safetensors, or `torch.load` with `weights_only`), and everything is
 checked before the first parameter changes: a file is used, or the module is as it was.
@@ -28,6 +28,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 # What training scripts wrap a state dict in, and put before its keys.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema")
 _PREFIXES = re.compile(r"^(?:(?:module|model|backbone|encoder|network|_orig_mod)\.)+")
+_STEM = re.compile(r"^stem\.(\d)\.")
 ENOUGH = 0.9  # of the tensors
 _COUNTER = "num_batches_tracked"
 
@@ -166,10 +167,17 @@ def _unusable(tensor: Tensor) -> str | None:
 def _match(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, str]:
     """Key of the module → name in the file, for all that belong together."""
     names = {_PREFIXES.sub("", name): name for name in state}
+    if "stem.7.running_mean" in names:  # mmsegmentation's ResNets with a deep stem
+        names = {_STEM.sub(_as_timm, plain): name for plain, name in names.items()}
     found = {key: names[plain] for key in target if (plain := _plain(key)) in names}
     if not found and any(name.startswith("features.") for name in names):
         return _match_in_order(target, names)
     return found
+
+
+def _as_timm(stem: re.Match[str]) -> str:
+    """The last batch norm of a deep stem lies outside of timm's."""
+    return "bn1." if stem[1] == "7" else f"conv1.{stem[1]}."
 
 
 def _plain(key: str) -> str:

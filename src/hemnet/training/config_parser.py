@@ -36,19 +36,19 @@ def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> Tr
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
     parser.add_class_arguments(TrainConfig)
     content, problems = ({}, []) if path is None else _read_file(Path(path))
     flags = _checked_flags(flags, problems)
     if problems:
         raise UserError(joined(problems))
-    arguments = [f"--{key}={_as_text(value)}" for key, value in content.items()]
-    arguments += _plain_values(flags)
+    flags = list(_plain_values(flags))
     try:
-        parsed = parser.parse_args(arguments)
+        parsed = parser.parse_args([*_as_file(content), *flags])
     except OverflowError:  # jsonargparse does not say of which
         raise UserError("a number of the configuration is too large for a computer's") from None
     except Exception as error:  # jsonargparse raises many kinds
-        found = dict.fromkeys((_explain(str(error)), *_wrong_values(parser, arguments)))
+        found = dict.fromkeys((_explain(str(error)), *_wrong_values(parser, content, flags)))
         raise UserError(joined(list(found))) from None
     # `instantiate` is the newer name.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
@@ -99,9 +99,21 @@ def _as_text(value: Any) -> str:
     return shown.removesuffix("...\n").strip()
 
 
-def _wrong_values(parser: Any, arguments: Sequence[str]) -> Iterator[str]:
+def _as_file(content: Mapping[str, Any]) -> list[str]:
+    """The settings of a file as a flag: YAML, in which texts stay what they are."""
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in content.items():
+        section, _, name = key.partition(".")
+        longer = _long_form(key, str(value))
+        changed = longer != str(value)
+        nested.setdefault(section, {})[name] = yaml.safe_load(longer) if changed else value
+    return ["--config", yaml.safe_dump(nested, allow_unicode=True)] if nested else []
+
+
+def _wrong_values(parser: Any, content: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
     """Each value that cannot be read, where jsonargparse stops at the first."""
-    settings, rest = {}, list(arguments)
+    settings = {key: _as_text(value) for key, value in content.items()}
+    rest = list(flags)
     while rest:
         key, equals, value = rest.pop(0).partition("=")
         settings[key[2:]] = value if equals else rest.pop(0) if rest else ""

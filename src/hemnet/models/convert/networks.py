@@ -24,6 +24,10 @@ _STEM_CONVS = tuple(f"backbone.network.conv1.{i}" for i in (0, 3, 6))
 _STEM_NORMS = (*(f"backbone.network.conv1.{i}" for i in (1, 4)), "backbone.network.bn1")
 # A deep stem's widths → what timm adds to the name of such a ResNet.
 _STEMS: dict[tuple[int, ...], str] = {(64, 64, 128): "s", (32, 32, 64): "c"}
+_BACKBONE_ALONE = (
+    "Its backbone alone can start a network of ours: hemnet train --model.weights FILE with "
+    "--model.backbone resnet50c (resnet101c …; resnet50 without a deep stem)"
+)
 _POOLED = "(average-pooled shortcuts, as in ResNet-D)"
 
 
@@ -185,7 +189,8 @@ def _mmseg(tensors: Tensors, facts: Facts) -> tuple[Network, list[str]]:
     if not tensors.has("backbone.layer4"):
         raise UserError("its backbone is not one of mmsegmentation's ResNets")
     if isinstance(head, str):
-        raise UserError(head or "its head is none that hemnet has")
+        reason = head or "its head is none that hemnet has"
+        raise UserError(f"{reason}. {_BACKBONE_ALONE}")
     eps, head_eps = facts.eps
     deep = tensors.has("backbone.stem")
     first = "backbone.stem" if deep else "backbone.conv1"
