@@ -2,8 +2,6 @@
 
 import os
 
-from support.special import SPECIAL
-
 # Some virtual machines announce AMX instructions and then refuse them in bfloat16 products.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from support import app_server
+from support import app_server, crashes, special
 
 settings.register_profile(
     "hemnet",
@@ -28,6 +26,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("hemnet")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin in (crashes, special):
+        config.pluginmanager.register(plugin)
 
 
 @pytest.fixture(autouse=True)
@@ -43,31 +46,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[app_server.Serv
     pytest.importorskip("uvicorn")
     with app_server.running(tmp_path_factory.mktemp("app"), "--max-upload", "0.5") as found:
         yield found
-
-
-# Tests that need something special of the machine. Where it is missing they are skipped, and it is
-# said so where no one overlooks it; the variable with the value `required` makes it a failure.
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    for mark, special in SPECIAL.items():
-        if mark in report.keywords and (report.when == "call" or report.outcome != "passed"):
-            special.counts[report.outcome] += 1
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if hasattr(session.config, "workerinput"):  # one of several test processes has some tests only
-        return
-    if exitstatus == 0 and any(special.lacking for special in SPECIAL.values()):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for mark, special in SPECIAL.items():
-        ran, skipped = special.counts["passed"], special.counts["skipped"]
-        if special.lacking:
-            text = f"{mark} tests are required: {ran} ran, {skipped} were skipped"
-            terminalreporter.section(text, "!", red=True, bold=True)
-        elif skipped:
-            terminalreporter.section(f"{mark} tests skipped", "!", yellow=True, bold=True)
-            terminalreporter.write_line(f"{skipped} tests {special.missed}")

@@ -14,7 +14,7 @@ from torch import nn
 import hemnet
 from hemnet.cli import costs as command
 from hemnet.errors import UserError
-from hemnet.models.costs import PAPER_ROWS, _Alive, count, on_meta, paper_table, peak_bytes
+from hemnet.models.costs import PAPER_ROWS, LiveBytes, count, on_meta, paper_table, peak_bytes
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +102,13 @@ def test_memory_alive_follows_what_is_freed() -> None:
     layers = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(5)), nn.ReLU(inplace=True))
     x = torch.zeros(1, 4, 16, 16)
     size = x.numel() * 4
-    with torch.no_grad(), _Alive() as alive:
+    with torch.no_grad(), LiveBytes() as alive:
         y = layers(x)
     assert alive.peak == 2 * size  # input and output of a layer, the first input is not ours
     assert alive.now == size
     del y
     assert alive.now == 0
-    with _Alive() as alive:
+    with LiveBytes() as alive:
         kept = layers(x)
     assert kept.requires_grad
     assert alive.peak == 5 * size  # every layer's input is kept

@@ -52,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(status, body[: len(body) // 2], length=len(body))
         if way == "stalls" and number < 3:
             return self.answer(status, body[: len(body) // 2], length=len(body), hold=True)
+        if way == "length":
+            return self.answer(status, body, length="abc")
         if way == "never":
             return self.answer(status, b"", length=len(body), hold=True)
         return self.answer(status, body)
@@ -92,7 +94,9 @@ def fetch(server, way, folder, md5=MD5, tries=4):
     return download(archive(server, way, md5), folder, timeout=timeout, tries=tries, pause=0)
 
 
-@pytest.mark.parametrize("way", ["good", "truncates", "stalls", "overloaded", "cannotresume"])
+@pytest.mark.parametrize(
+    "way", ["good", "truncates", "stalls", "overloaded", "cannotresume", "length"]
+)
 def test_the_file_arrives_whole(server, tmp_path, way):
     path = fetch(server, way, tmp_path / "new")
     assert path.read_bytes() == CONTENT

@@ -53,7 +53,7 @@ class HerePool:
 
     def run(self, cells: Any, signals: Any) -> Iterator[tuple[str, str | None]]:
         for cell in cells:
-            yield cell.name, grid._run_cell(cell, self.out, self.data)
+            yield cell.name, grid.run_cell(cell, self.out, self.data)
 
     def close(self) -> None:
         pass
@@ -71,7 +71,7 @@ def test_blocks_run_from_top_to_bottom(
         assert any(old in block.text for block in page if block.language == "python"), old
     furnish(world, tmp_path, (ROOT / name).read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grid, "_Pool", HerePool)
+    monkeypatch.setattr(grid, "WorkerPool", HerePool)
     names: dict[str, Any] = {}
     for block in page:
         try:

@@ -3,7 +3,10 @@
 import json
 import os
 import struct
+import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -186,6 +189,43 @@ def test_results_that_cannot_be_written_are_refused_before_the_work(
             assert "cannot write" in said(capsys, *command, place)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "no right to write" in said(capsys, "costs", "--json", tmp_path / "x.json")
+
+
+@contextmanager
+def full_after(bytes_of_a_file: int) -> Iterator[None]:
+    """What the system says when a disk is full is what it says of a file that grows too large."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_of_a_file, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data", "show", "scenes", "--size", "64", "--count", "4", "--out", "out/x.png"),
+        ("costs", "--model", "fcn", "--backbone", "test_resnet", "--size", "64", "--json", "out/x"),
+        *(("export", "model", "--out", f"out/x.{kind}") for kind in ("onnx", "xml", "pt2")),
+    ],
+    ids=lambda command: " ".join(command[:2]) + command[-1][-5:],
+)
+def test_a_full_disk_is_said_and_leaves_no_part(
+    command: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if command[0] == "export":
+        create_model("fcn", 3, "test_resnet", 16).save_pretrained("model")
+    with full_after(50 if command[0] == "costs" else 5000):
+        assert "the disk is full" in said(capsys, *command, code=1)
+    assert not list(Path("out").glob("*"))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")

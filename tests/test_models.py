@@ -342,8 +342,8 @@ class TestPointwiseMask:
         self, size: int, h: int, w: int, tiled: bool, give: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if tiled:
-            monkeypatch.setattr(pointwise, "_DENSE_POSITIONS", 0)
-            monkeypatch.setattr(pointwise, "_TILE", 3)
+            monkeypatch.setattr(pointwise, "DENSE_POSITIONS", 0)
+            monkeypatch.setattr(pointwise, "TILE", 3)
         mask, x = images(2, size * size, h, w).double(), images(2, 3, h, w).double()
         relative = pointwise.crop_mask(mask, size)
         if give:

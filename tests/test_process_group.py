@@ -38,11 +38,11 @@ def machine(
     up = dict.fromkeys(addresses, SimpleNamespace(isup=True))
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
     monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
-    monkeypatch.setattr(processes, "_address_towards", routes.get)
+    monkeypatch.setattr(processes, "address_towards", routes.get)
     monkeypatch.setenv("MASTER_ADDR", "node0")
 
 
-DEFAULT_ROUTE = {processes._NOWHERE: "192.168.3.4"}
+DEFAULT_ROUTE = {processes.NOWHERE: "192.168.3.4"}
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_the_interface_that_leads_to_the_others(
 
 
 def test_the_own_address_on_the_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processes._address_towards("127.0.0.1") == "127.0.0.1"
-    assert processes._address_towards("no such.name") is None
-    assert processes._address_towards("x" * 70) is None
+    assert processes.address_towards("127.0.0.1") == "127.0.0.1"
+    assert processes.address_towards("no such.name") is None
+    assert processes.address_towards("x" * 70) is None
     datagram = (socket.SOCK_DGRAM, 0, "")
     unreachable = (socket.AF_INET, *datagram, ("no address", 9))  # as IPv6 often is
     found = [unreachable, (socket.AF_INET, *datagram, ("127.0.0.1", 9))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert processes._address_towards("node0") == "127.0.0.1"
+    assert processes.address_towards("node0") == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hemnet.errors import UserError
 from hemnet.export.calibration import calibration_data
 from hemnet.export.quantise import Calibration, Loss, float_nodes, measure, refuse_above
 from hemnet.export.writers import export_as
-from hemnet.inference.exported_model import ExportedModel, _openvino_core
+from hemnet.inference.exported_model import ExportedModel, openvino_core
 from support import tiny_data
 from support.command_line import run
 from support.exports import build, logits
@@ -103,7 +103,7 @@ class TestInt8:
 
     @pytest.mark.parametrize("int8", ["openvino"], indirect=True)
     def test_openvino_computes_in_int8(self, int8: Path) -> None:
-        compiled = _openvino_core().compile_model(int8, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = openvino_core().compile_model(int8, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         kinds: dict[str, set[str]] = {}
         for node in compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()

@@ -19,7 +19,7 @@ from hemnet.study import ablation
 from hemnet.study import compare_heads as compare
 from hemnet.study import gradients as flow
 from hemnet.study import paper_results as paper
-from hemnet.study.grid import _run_cell, collect
+from hemnet.study.grid import collect, run_cell
 from hemnet.study.iterations import evaluate_all, models_of, summarise_iterations
 from hemnet.study.markdown import ablation_document, grid_table
 from hemnet.study.recipe import scenes_config
@@ -51,7 +51,7 @@ def grid(tmp_path_factory):
     out = tmp_path_factory.mktemp("grid")
     cells = ablation.ablation_cells(tiny(), [2], [0.5], [0])
     data: dict = {}
-    assert [_run_cell(cell, out, data) for cell in cells] == [None] * 3
+    assert [run_cell(cell, out, data) for cell in cells] == [None] * 3
     return out, cells
 
 
@@ -239,7 +239,7 @@ def test_measuring_does_not_disturb_training(tmp_path):
     for every in (1, 3):
         base = tiny()
         (cell,) = flow.gradient_cells(base, 3, [0.4], [0], every=every, samples=4)
-        assert _run_cell(cell, tmp_path, {}) is None
+        assert run_cell(cell, tmp_path, {}) is None
         measured = collect([cell], [tmp_path])[cell.name]["measurements"]
         assert [m["step"] for m in measured] == list(range(0, 4, every))
         ends.append(measured[-1])

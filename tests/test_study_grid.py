@@ -14,7 +14,7 @@ from hemnet.errors import UserError
 from hemnet.inference.open_model import load_model
 from hemnet.study.dataset_cache import Remembered
 from hemnet.study.feature_cache import LIMIT, FeatureStore
-from hemnet.study.grid import Cell, _Pool, _run_cell, collect, of_shard, read_result, run_grid
+from hemnet.study.grid import Cell, WorkerPool, collect, of_shard, read_result, run_cell, run_grid
 from hemnet.study.recipe import for_head, scenes_config, study_config
 from hemnet.training.loop import train
 from hemnet.training.setup import build_model
@@ -58,10 +58,10 @@ def test_failing_and_dying_cells_are_marked_and_the_rest_goes_on(tmp_path, capsy
     # Again: what is done is not done again, and a cell that was mended is.
     assert run_grid([wanted[0], wanted[3]], tmp_path).failed == {}
     assert "2 of 2 runs are already" in capsys.readouterr().out
-    assert _run_cell(wanted[0], tmp_path, {}) is None
+    assert run_cell(wanted[0], tmp_path, {}) is None
     assert (tmp_path / "runs" / "fine0" / "visits").read_text() == "x"
     (tmp_path / "runs" / "mended").touch()
-    assert _run_cell(wanted[1], tmp_path, {}) is None
+    assert run_cell(wanted[1], tmp_path, {}) is None
     assert collect(wanted, [tmp_path])["raise1"]["status"] == "done"
 
 
@@ -69,7 +69,7 @@ def test_a_stopped_grid_marks_nothing_as_failed(tmp_path):
     config = scenes_config()
     config.data.length = config.data.val_length = 1
     one = Cell("slow", config, {}, slow)
-    signals, pool = StopSignals(), _Pool(1, tmp_path)
+    signals, pool = StopSignals(), WorkerPool(1, tmp_path)
     started = time.monotonic()
     threading.Timer(1.0, lambda: setattr(signals, "requested", signal.SIGTERM)).start()
     assert list(pool.run([one, one], signals)) == []
@@ -92,7 +92,7 @@ def test_shards_share_nothing_and_miss_nothing():
 def test_results_of_other_machines_are_merged(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     wanted = cells("fine", "raise", "fine")
-    assert _run_cell(wanted[1], a, {}) is not None
+    assert run_cell(wanted[1], a, {}) is not None
     (b / "runs" / "raise1").mkdir(parents=True)
     (b / "runs" / "raise1" / "result.json").write_text('{"status": "done", "miou": 3.0}')
     found = collect(wanted, [a, b])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from hemnet.training import loop as training
 from hemnet.training.checkpoints import read_checkpoint, read_progress
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import dump_config, read_config
-from hemnet.training.loop import Trainer, train
+from hemnet.training.loop import train
 from hemnet.training.setup import build_model, settle
 from support import ROOT
+from support.steps import at_step
 from support.tiny_data import folder
 from support.tiny_runs import assert_same, outcome, tiny_config
 
@@ -143,23 +145,15 @@ def test_clipping_limits_the_change(tmp_path: Path) -> None:
     assert squares**0.5 == pytest.approx(0.01, rel=1e-2)
 
 
-def test_signals_save_and_resume_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_save_and_resume_exactly(tmp_path: Path) -> None:
     config = tiny_config("--run.checkpoint_every", "100")
     train(config, tmp_path / "alone", quiet=True)
     out = tmp_path / "stopped"
-    real = Trainer._step
-    for number, at in ((signal.SIGINT, 2), (signal.SIGTERM, 5)):
-
-        def step(self: Trainer, batches: object, at: int = at, number: int = number) -> bool:
-            if self.progress.step == at:
-                signal.raise_signal(number)
-            return real(self, batches)
-
-        monkeypatch.setattr(Trainer, "_step", step)
-        result = train(config, out, resume=True, quiet=True)
-        assert (result.stopped_by, result.finished, result.step) == (number, False, at)
-        assert read_progress(last(out)).step == at
-    monkeypatch.setattr(Trainer, "_step", real)
+    for number, done, more in ((signal.SIGINT, 0, 2), (signal.SIGTERM, 2, 3)):
+        with at_step(more - 1, partial(signal.raise_signal, number)):  # it is finished first
+            result = train(config, out, resume=True, quiet=True)
+        assert (result.stopped_by, result.finished, result.step) == (number, False, done + more)
+        assert read_progress(last(out)).step == done + more
     assert train(config, out, resume=True, quiet=True).finished
     assert_same(outcome(tmp_path / "alone"), outcome(out))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

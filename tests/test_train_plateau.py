@@ -1,5 +1,6 @@
 """Training until the score stops rising: when the rate falls, when it ends, and resuming."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -37,29 +38,26 @@ class Found:
 def test_a_run_until_the_plateau_ends_and_resumes_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = [10, 20, 15, 19, 18, 30, 1, 2, 3, 4, 5, 6, 7]
-    monkeypatch.setattr(training, "evaluate", lambda *_, **__: Found(scores[turn[0]]))
+    scores = iter([10, 20, 15, None, 19, 18, 30, 1, 2, 3, 4, 5, 6, 7])
+
+    def judge(*_: object, **__: object) -> Found:
+        score = next(scores)
+        if score is None:
+            signal.raise_signal(signal.SIGTERM)
+        return Found(score)
+
+    monkeypatch.setattr(training, "evaluate", judge)
     config = tiny_config(
         *("--optim.steps", "40", "--validation.every", "2", "--optim.plateau_patience", "2"),
         *("--optim.lr", "0.001", "--run.log_every", "2", "--run.live_report", "false"),
     )
-    real = training.Trainer._validate
-    turn, stop_after = [0], [3]
-
-    def validate(self: training.Trainer) -> bool:
-        if turn[0] == stop_after[0]:
-            stop_after[0] = -1
-            return False
-        done = real(self)
-        turn[0] += 1
-        return done
-
-    monkeypatch.setattr(training.Trainer, "_validate", validate)
-    train(config, tmp_path, quiet=True)  # stopped before the fourth validation
+    assert train(config, tmp_path, quiet=True).step == 8  # stopped in the fourth validation
     assert read_progress(tmp_path / "checkpoints" / "last.safetensors").falls == 0
     result = train(config, tmp_path, resume=True, quiet=True)
     assert result.finished
-    assert turn[0] == 10, "4 and 8, 10 without a better one; 12 is; 16, 20: the third ends it"
+    assert list(scores) == [5, 6, 7], (
+        "4 and 8, 10 without a better one; 12 is; 16, 20: the third ends it"
+    )
     assert result.step == 20
     lines = [m for m in RunFolder(tmp_path).read_metrics() if m["kind"] == "train"]
     rates = {m["step"]: m["rate"] for m in lines}

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from hemnet import cli
 from hemnet.errors import UserError
 from hemnet.run_folder import RunFolder
-from hemnet.training import loop as training
 from hemnet.training.checkpoints import read_progress
 from hemnet.training.config_parser import dump_config
 from hemnet.training.loop import train
 from hemnet.training.resume import locked
+from support.steps import at_step
 from support.tiny_runs import assert_same, outcome, tiny_config
 
 HOLD = """
@@ -107,26 +107,20 @@ def test_leftovers_of_a_kill_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="kills as Linux and macOS do")
-def test_a_killed_reader_leaves_a_run_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_reader_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     flags = ("--data.workers", "1")
     train(tiny_config(*flags), tmp_path / "whole", quiet=True)
-    step = training.Trainer._step
 
-    def kill_at_three(run: training.Trainer, batches: object) -> bool:
-        if run.progress.step == 3:
-            for child in multiprocessing.active_children():
-                os.kill(child.pid or 0, signal.SIGKILL)
-                child.join()
-            time.sleep(0.1)
-        return step(run, batches)  # type: ignore[arg-type]
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+        time.sleep(0.1)
 
     out = tmp_path / "cut"
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_step", kill_at_three)
-        with pytest.raises(UserError, match=r"was killed.*checkpoint of step 3 .* is intact"):
-            train(tiny_config(*flags), out, quiet=True)
+    message = r"was killed.*checkpoint of step 3 .* is intact"
+    with at_step(3, kill), pytest.raises(UserError, match=message):
+        train(tiny_config(*flags), out, quiet=True)
     assert read_progress(last(out)).step == 3
     assert train(tiny_config(*flags), out, resume=True, quiet=True).finished
     assert_same(outcome(tmp_path / "whole"), outcome(out))
@@ -144,22 +138,15 @@ def test_one_value_per_channel_is_no_batch(tmp_path: Path, name: str, crop: str)
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
-def test_every_optimizer_goes_on_as_if_never_stopped(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_optimizer_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
     config = tiny_config("--optim.name", name, "--optim.steps", "4")
     train(config, tmp_path / "whole", quiet=True)
-    step = training.Trainer._step
 
-    def break_at_two(run: training.Trainer, batches: object) -> bool:
-        if run.progress.step == 2:
-            raise UserError("cut")
-        return step(run, batches)  # type: ignore[arg-type]
+    def cut() -> None:
+        raise UserError("cut")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_step", break_at_two)
-        with pytest.raises(UserError, match="cut"):
-            train(config, tmp_path / "cut", quiet=True)
+    with at_step(2, cut), pytest.raises(UserError, match="cut"):
+        train(config, tmp_path / "cut", quiet=True)
     train(config, tmp_path / "cut", resume=True, quiet=True)
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
 

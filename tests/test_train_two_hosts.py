@@ -39,7 +39,7 @@ class Launch:
     out: Path
     pair: Sequence[hosts.Host]
     name: str
-    hold: dict[int, int] = field(default_factory=dict)  # host → the step before which it stops
+    hold: dict[int, int] = field(default_factory=dict)  # host → its steps before it stops
 
     def start(self) -> None:
         self.processes = [self._start(number) for number in range(2)]
@@ -143,7 +143,7 @@ def test_two_hosts_train_like_one_process_and_outlive_each_other(tmp_path: Path)
         cut.assert_ends_clearly(survivor=1, step=3)
 
         # The second host dies, and its system tells the first one.
-        killed = Launch(tmp_path, broken, pair, "killed", hold={1: 5})
+        killed = Launch(tmp_path, broken, pair, "killed", hold={1: 2})
         killed.start()
         killed.wait_for_hold()
         pair[1].kill()

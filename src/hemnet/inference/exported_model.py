@@ -111,7 +111,7 @@ def _load_torch(path: Path) -> tuple[Run, dict[str, str]]:
 
 
 @functools.cache
-def _openvino_core() -> Any:
+def openvino_core() -> Any:
     """One for the life of the process.
 
     A core gives the thread that first uses it another signal stack, and frees it at its own end.
@@ -128,7 +128,7 @@ _one_openvino_core = threading.Lock()
 
 def _load_openvino(path: Path) -> tuple[Run, dict[str, str]]:
     with _one_openvino_core:
-        core = _openvino_core()
+        core = openvino_core()
     model = core.read_model(path)
     texts = {}
     for key in (METADATA, "precision"):

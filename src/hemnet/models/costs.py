@@ -102,7 +102,7 @@ def peak_bytes(
     With `training`, all that the backward pass needs is kept. Workspaces of kernels are not
     counted: they differ between devices.
     """
-    with torch.set_grad_enabled(training), _Alive() as alive:
+    with torch.set_grad_enabled(training), LiveBytes() as alive:
         kept = model(torch.empty(batch, 3, *size, device="meta"))
     del kept
     return alive.peak
@@ -136,7 +136,7 @@ class _ModuleElements:
             hook.remove()
 
 
-class _Alive(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Follows how many bytes of tensors made inside are alive; views and in-place add none."""
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ def run_grid(
     count = min(workers or free_cores(), len(todo))
     with StopSignals() as signals, progress_bar() as bar:
         task = bar.add_task(f"{count} at a time", total=len(todo))
-        pool = _Pool(count, out)
+        pool = WorkerPool(count, out)
         start, ended, failed = time.monotonic(), 0, {}
         try:
             for name, problem in pool.run(todo, signals):
@@ -136,7 +136,7 @@ def _line(out: Path, name: str, problem: str | None) -> str:
     return f"{name}: {found} in {result['seconds']:.0f} s of a core"
 
 
-class _Pool:
+class WorkerPool:
     """Worker processes, each with one cell at a time; one that dies takes only its cell along."""
 
     def __init__(self, count: int, out: Path) -> None:
@@ -215,13 +215,13 @@ def _work(pipe: Connection, number: int) -> None:
             cell, out = pipe.recv()
         except EOFError:
             return
-        problem = _run_cell(cell, Path(out), data)
+        problem = run_cell(cell, Path(out), data)
         pipe.send(problem)
         if problem == _STOPPED:
             return
 
 
-def _run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
+def run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
     """Run one cell to its end; None, or what went wrong."""
     from hemnet.study.dataset_cache import Remembered
     from hemnet.training.setup import open_datasets

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from hemnet.errors import UserError
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-_NOWHERE = "192.0.2.1"  # an address for examples (RFC 5737): the way to it is the default route
+NOWHERE = "192.0.2.1"  # an address for examples (RFC 5737): the way to it is the default route
 
 
 def join(*, cpu: bool, timeout: float) -> PartialState:
@@ -50,8 +50,8 @@ def interface() -> str | None:
         if address.family in (socket.AF_INET, socket.AF_INET6)
     }
     # The first machine may know itself by a loopback address, too.
-    for target in (os.environ.get("MASTER_ADDR", _NOWHERE), _NOWHERE):
-        address = _address_towards(target)
+    for target in (os.environ.get("MASTER_ADDR", NOWHERE), NOWHERE):
+        address = address_towards(target)
         if address in names and not ipaddress.ip_address(address).is_loopback:
             return names[address]
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -59,7 +59,7 @@ def interface() -> str | None:
     return others.pop() if len(others) == 1 else None
 
 
-def _address_towards(target: str) -> str | None:
+def address_towards(target: str) -> str | None:
     """This machine's address on the way to another; nothing is sent."""
     try:
         found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)

@@ -19,8 +19,8 @@ from hemnet.nn.geometry import upsample
 from hemnet.nn.heads.layers import classifier, conv_bn_relu
 
 # Past this many source positions, one tile of targets with its own window is cheaper.
-_DENSE_POSITIONS = 94 * 94
-_TILE = 32
+DENSE_POSITIONS = 94 * 94
+TILE = 32
 
 
 class PSAHead(nn.Module):
@@ -139,13 +139,13 @@ def _inside(targets: Tensor, positions: int) -> Tensor:
 def weighted_sum(mask: Tensor, x: Tensor) -> Tensor:
     """out[i] = Σ_o mask[o, i] · x[i + o]; mask B,p,q,h,w and x B,C,h,w → B,C,h,w."""
     h, w = x.shape[-2:]
-    if h * w <= _DENSE_POSITIONS:
+    if h * w <= DENSE_POSITIONS:
         return _tile_sum(mask, x, (0, h), (0, w))
     rows = []
-    for top in range(0, h, _TILE):
+    for top in range(0, h, TILE):
         row = [
-            _tile_sum(mask, x, (top, min(top + _TILE, h)), (left, min(left + _TILE, w)))
-            for left in range(0, w, _TILE)
+            _tile_sum(mask, x, (top, min(top + TILE, h)), (left, min(left + TILE, w)))
+            for left in range(0, w, TILE)
         ]
         rows.append(torch.cat(row, 3))
     return torch.cat(rows, 2)
