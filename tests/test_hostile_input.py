@@ -221,6 +221,7 @@ def test_a_full_disk_is_said_and_leaves_no_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
     if command[0] == "export":
         create_model("fcn", 3, "test_resnet", 16).save_pretrained("model")
     with full_after(50 if command[0] == "costs" else 5000):

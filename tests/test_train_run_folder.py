@@ -119,7 +119,7 @@ def test_a_killed_reader_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
 
     out = tmp_path / "cut"
     message = r"was killed.*checkpoint of step 3 .* is intact"
-    with at_step(3, kill), pytest.raises(UserError, match=message):
+    with at_step(2, kill), pytest.raises(UserError, match=message):
         train(tiny_config(*flags), out, quiet=True)
     assert read_progress(last(out)).step == 3
     assert train(tiny_config(*flags), out, resume=True, quiet=True).finished
