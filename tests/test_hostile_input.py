@@ -210,7 +210,9 @@ def full_after(bytes_of_a_file: int) -> Iterator[None]:
     [
         ("data", "show", "scenes", "--size", "64", "--count", "4", "--out", "out/x.png"),
         ("costs", "--model", "fcn", "--backbone", "test_resnet", "--size", "64", "--json", "out/x"),
-        *(("export", "model", "--out", f"out/x.{kind}") for kind in ("onnx", "xml", "pt2")),
+        ("export", "model", "--format", "onnx", "--out", "out/x.onnx"),
+        ("export", "model", "--format", "openvino", "--out", "out/x.xml"),
+        ("export", "model", "--format", "torch", "--out", "out/x.pt2"),
     ],
     ids=lambda command: " ".join(command[:2]) + command[-1][-5:],
 )
