@@ -39,11 +39,22 @@ def telling(tell: Callable[[str], object]) -> Iterator[None]:
         _tell.reset(token)
 
 
+def log_console() -> Console:
+    """Standard error; a terminal only where it is one.
+
+    Notebooks and CI set FORCE_COLOR, which rich takes for a terminal: logs would fill with bars.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not console.file.isatty():
+        console = Console(stderr=True, highlight=False, force_terminal=False)
+    return console
+
+
 @contextmanager
 def progress_bar(*, in_bytes: bool = False) -> Iterator[Progress]:
     """A rich progress bar on standard error, which leaves standard output to results."""
     counters = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
-    console = Console(stderr=True)
+    console = log_console()
     columns = (TextColumn("{task.description}"), BarColumn(), *counters, TimeRemainingColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal

@@ -15,7 +15,8 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,7 @@ def trace(
     stage("tracing the network for any size")
     images = torch.randn(2, 3, *size)
     sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    with torch.no_grad():
+    with torch.no_grad(), _not_in_place(model):
         program = torch.export.export(model, (images,), dynamic_shapes=(sizes,), strict=False)
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
@@ -279,6 +280,19 @@ def trace(
                     if not (modules and key == "nn_module_stack"):
                         node.meta.pop(key, None)
     return program
+
+
+@contextmanager
+def _not_in_place(model: nn.Module) -> Iterator[None]:
+    """Activations in place are taken apart into dozens of symbolic comparisons: seconds each."""
+    changed = [module for module in model.modules() if getattr(module, "inplace", None) is True]
+    for module in changed:
+        module.inplace = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.inplace = True  # type: ignore[assignment]
 
 
 def write_onnx(program: ExportedProgram, texts: dict[str, str], path: Path) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
+
+from hemnet.progress import log_console
 
 MEASURED = 3  # steps, after the first, from which the time of all is told
 
@@ -58,7 +59,7 @@ class Display:
         self.every = every  # steps between two validations; 0 for none
         self.validation_seconds = 0.0  # of the last one
         self._first: tuple[int, float] | None = None
-        self.console = Console(stderr=True, highlight=False)
+        self.console = log_console()
         self.live = self.console.is_terminal and not quiet
         self.miou: float | None = None
         one_line = Column(no_wrap=True, overflow="ellipsis")
