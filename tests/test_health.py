@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,15 @@ def test_leaving_training_is_a_moment_to_look() -> None:
     train(unit, x, 60)
     with pytest.warns(hemnet.BasesWarning, match="collapsed"):
         unit.eval()
+
+
+@pytest.mark.parametrize("looking", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_health_can_be_read_after_and_in_inference(looking: Any) -> None:
+    unit = hemnet.HighwayEMAttention(32, 16, step_size=torch.full((3,), 0.5)).eval()
+    with torch.inference_mode():
+        unit(features(1.0), torch.ones(2, 24, 24))
+    with looking():
+        assert unit.health().e_step > 0
 
 
 def test_health_needs_features() -> None:

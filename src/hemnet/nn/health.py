@@ -127,9 +127,11 @@ def e_step_share(
 
     Of the mean absolute gradient of a random linear function of the rebuilt features.
     """
+    # Copies: autograd takes no tensors that were made in inference mode.
     with torch.inference_mode(False), torch.enable_grad():
         in_logits, in_sums = (x.clone().requires_grad_() for _ in range(2))
-        start = bases.clone()
+        start, weights = bases.clone(), None if weights is None else weights.clone()
+        step = step.clone() if isinstance(step, Tensor) else step
         weight, bias = mixture.logits(start)
         gamma = softmax_of(mixture.statistics(in_logits), weight, bias)
         moved = n_step(in_sums, start, gamma, step, weights, mixture=mixture)
