@@ -44,7 +44,8 @@ from hemnet.data import Augmentation, evaluation_batches, open_dataset, training
 from hemnet.inference.metrics import Evaluation, confusion_matrix
 from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS
-from hemnet.nn.heads.attention import AttentionHead, NonLocalAttention
+from hemnet.nn.heads.attention import AttentionHead
+from hemnet.nn.heads.non_local import NonLocalAttention
 from hemnet.training.config import OptimConfig
 from hemnet.training.optim import make_optimizer, rate_at, set_rate
 from hemnet.training.setup import freeze_stages
@@ -84,22 +85,27 @@ def options(text: str) -> dict[str, Any]:
     return {key: value(text) for key, text in pairs}
 
 
+def head_around(unit: nn.Module) -> type[AttentionHead]:
+    """The attention head with this unit."""
+    return type("UnitHead", (AttentionHead,), {"UNIT": staticmethod(lambda _: unit)})
+
+
 def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemnet.Segmenter:
     """A segmenter whose layers outside the unit depend on the seed alone."""
     torch.manual_seed(seed)
     model = hemnet.create_model(
         "fcn", classes, args.backbone, args.stride, weights=args.weights, resnet_v1=args.resnet_v1
     )
-    channels, strides = model.backbone.channels, model.backbone.strides
+    features = model.backbone.features
     torch.manual_seed(seed)
-    around = AttentionHead(channels, strides, classes, args.channels, nn.Identity(), 0.1)
+    around = head_around(nn.Identity())(features, classes, args.channels)
     torch.manual_seed(1000 + seed)
     name, _, rest = unit.partition(":")
     if name == "pspnet":
-        model.head = HEADS[name](channels, strides, classes, width=args.channels)
+        model.head = HEADS[name](features, classes, channels=args.channels)
     else:
         inner = UNITS[name](args.channels, **options(rest))
-        model.head = AttentionHead(channels, strides, classes, args.channels, inner, 0.1)
+        model.head = head_around(inner)(features, classes, args.channels)
         model.head.load_state_dict(around.state_dict(), strict=False)
     return model.to(memory_format=torch.channels_last)
 

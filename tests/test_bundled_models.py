@@ -17,7 +17,7 @@ import hemnet
 from hemnet.data import dataset_info
 from hemnet.errors import UserError
 from hemnet.inference.open_model import load_model
-from hemnet.models.bundled import BOX, CARD
+from hemnet.models.bundled import BUNDLED, CARD
 from support import ROOT
 from support.command_line import run
 from support.tiny_data import ids, image, label
@@ -46,22 +46,22 @@ def pair(root: Path, split: str, name: str) -> None:
 @pytest.mark.parametrize("name", hemnet.list_pretrained())
 class TestEveryModel:
     def test_is_small_and_complete(self, name: str) -> None:
-        sizes = {path.name: path.stat().st_size for path in (BOX / name).iterdir()}
+        sizes = {path.name: path.stat().st_size for path in (BUNDLED / name).iterdir()}
         assert sizes.keys() == {"config.json", "model.safetensors", CARD}
         assert sum(sizes.values()) <= LARGEST
-        for path in (BOX / name).iterdir():
+        for path in (BUNDLED / name).iterdir():
             content = path.read_bytes()
             assert not any(word in content for word in (b"/home/", b"/tmp/", b"/root", b"/work"))
 
     def test_its_kernels_are_in_half_precision_and_nothing_else(self, name: str) -> None:
-        with safe_open(BOX / name / "model.safetensors", "pt") as file:
+        with safe_open(BUNDLED / name / "model.safetensors", "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         half = {key for key, value in tensors.items() if value.dtype == torch.float16}
         assert half == {k for k, v in tensors.items() if k.endswith(".weight") and v.ndim == 4}
         assert all(bool(value.isfinite().all()) for value in tensors.values())
 
     def test_its_card_says_what_one_must_know(self, name: str) -> None:
-        text = (BOX / name / CARD).read_text(encoding="utf-8")
+        text = (BUNDLED / name / CARD).read_text(encoding="utf-8")
         titles = [line for line in text.splitlines() if line.startswith("## ")]
         assert titles == ["## Use", "## Data and terms", "## Recipe", "## Figures", "## Limits"]
         model = hemnet.from_pretrained(name)
@@ -81,7 +81,8 @@ class TestEveryModel:
         with builder.config.set_build_data({"artifacts": [], "force_include": {}}):
             files = {each.distribution_path for each in builder.recurse_included_files()}
         expected = {
-            f"hemnet/models/bundled_models/{name}/{path.name}" for path in (BOX / name).iterdir()
+            f"hemnet/models/bundled_models/{name}/{path.name}"
+            for path in (BUNDLED / name).iterdir()
         }
         assert expected <= files
 

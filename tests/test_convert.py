@@ -233,7 +233,7 @@ class TestMmsegmentation:
         with pytest.raises(UserError, match="--align-corners"):
             convert(path, "mmseg")
         assert not convert(path, "mmseg", align_corners=False).model.config.align_corners
-        given = convert(path, "mmseg", settings=foreign.settings(True)).model
+        given = convert(path, "mmseg", config=foreign.settings(True)).model
         assert given.config.align_corners
 
     @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """Every data set reads its owners' layout, knows its facts, and says what is missing."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from hemnet.data import FileDataset, dataset_info, list_datasets, open_dataset
-from hemnet.data.catalog import CATALOG, splits_present
-from hemnet.data.class_lists import COCO_TO_VOC, official_ids, raw_classes
-from hemnet.data.layouts import coco_stuff_map
+from hemnet.data import FileDataset, catalog, dataset_info, list_datasets, list_splits, open_dataset
+from hemnet.data.class_lists import official_ids, raw_classes
+from hemnet.data.datasets.coco import CATEGORIES
+from hemnet.data.datasets.coco_stuff import label_map
 from hemnet.errors import UserError
 from support.tiny_data import folder, ids, image, label
 
@@ -97,10 +98,24 @@ def test_layout_contract(tmp_path, name):
     assert key
     assert dataset.num_classes == count == len(dataset.info.palette)
     assert dataset.info.void == 255
-    assert split in splits_present(name, tmp_path)
+    assert split in list_splits(name, tmp_path)
     assert dataset[-1][2] == dataset[len(dataset) - 1][2]
     with pytest.raises(IndexError):
         dataset[len(dataset)]
+
+
+def test_recolouring_a_data_set_does_not_change_what_its_label_files_mean(tmp_path, monkeypatch):
+    make_camvid(tmp_path)
+    file = tmp_path / "trainannot" / "0001TP_006690.png"
+    label(file, np.full((24, 32, 3), dataset_info("camvid").palette[3], np.uint8))
+    before = open_dataset("camvid", tmp_path)[0][1]
+    entry = catalog.OFFICIAL["camvid"]
+    shown = replace(entry.info, palette=entry.info.palette[::-1])
+    monkeypatch.setitem(catalog.OFFICIAL, "camvid", replace(entry, info=shown))
+    monkeypatch.setitem(catalog.CATALOG, "camvid", shown)
+    after = open_dataset("camvid", tmp_path)
+    assert after.info.palette[0] == entry.info.palette[-1]
+    assert set(before.unique().tolist()) == set(after[0][1].unique().tolist()) == {3}
 
 
 def test_every_data_set_has_a_contract_test():
@@ -129,7 +144,7 @@ def test_packaged_lists_are_the_official_ones():
     assert (stuff.count("train"), stuff.count("test")) == (9000, 1000)
 
 
-@pytest.mark.parametrize("name", [n for n in CATALOG if n not in ("folder", "list")])
+@pytest.mark.parametrize("name", [n for n in list_datasets() if n not in ("folder", "list")])
 def test_class_names_and_colours_are_distinct(name):
     info = dataset_info(name)
     assert len(set(info.classes)) == len(info.classes)
@@ -146,7 +161,7 @@ def test_pascal_context_keeps_the_official_raw_ids():
 
 
 def test_coco_stuff_leaves_out_the_eleven_removed_categories():
-    ten_thousand, all_images = coco_stuff_map(1), coco_stuff_map(0)
+    ten_thousand, all_images = label_map(1), label_map(0)
     void = {raw for raw, target in ten_thousand.items() if target == 255}
     assert void == {0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91}
     kept = [target for target in ten_thousand.values() if target != 255]
@@ -167,8 +182,8 @@ def test_coco_categories_become_the_voc_class_of_the_same_name():
         "couch": "sofa",
         "tv": "tvmonitor",
     }
-    assert all(other.get(stuff[c], stuff[c]) == voc[v] for c, v in COCO_TO_VOC.items())
-    assert sorted(COCO_TO_VOC.values()) == list(range(1, 21))
+    assert all(other.get(stuff[c], stuff[c]) == voc[v] for c, v in CATEGORIES.items())
+    assert sorted(CATEGORIES.values()) == list(range(1, 21))
 
 
 def test_wrong_count_is_said(tmp_path, caplog):
@@ -184,7 +199,7 @@ def test_trainval_is_the_union_of_the_lists_on_disk(tmp_path):
 
 def test_missing_files_are_an_error_with_its_fix_and_partial_uses_the_rest(tmp_path):
     make_voc(tmp_path)
-    with pytest.raises(UserError, match=r"10580 of 10582 .*prepare voc.*--skip-missing"):
+    with pytest.raises(UserError, match=r"10580 of 10582 .*prepare voc.*`skip_missing=True`"):
         open_dataset("voc", tmp_path, "trainaug")  # no list on disk: the packaged one
     dataset = open_dataset("voc", tmp_path, "trainaug", skip_missing=True)
     assert isinstance(dataset, FileDataset)
@@ -203,7 +218,7 @@ def test_labels_of_the_devkit_stand_in_where_none_are_converted(tmp_path):
     ("arguments", "message"),
     [
         (("pascal",), "expected one of voc, pascal_context"),
-        (("voc",), "--root"),
+        (("voc",), "as `root`"),
         (("voc", "/no/such/place"), "no such"),
     ],
 )
@@ -219,6 +234,7 @@ def test_mistakes_are_answered(arguments, message):
         ("camvid", {"size": 64}),
         ("folder", {"length": 3}),
         ("scenes", {"label_map": {0: 1}}),
+        ("recall", {}),  # its root
         ("scenes", {"classes": "2"}),
     ],
 )

@@ -8,10 +8,17 @@ import pytest
 from PIL import Image
 
 from hemnet import cli
-from hemnet.data import Augmentation, Scenes, open_dataset, training_batches
-from hemnet.data.check import check
-from hemnet.data.contact_sheet import VOID_COLOUR, colour_labels, contact_sheet
-from hemnet.data.labels import DataError
+from hemnet.data import (
+    Augmentation,
+    DataError,
+    Scenes,
+    check_datasets,
+    draw_contact_sheet,
+    open_dataset,
+    training_batches,
+)
+from hemnet.data.contact_sheet import VOID_COLOUR, colour_labels, save_sheet
+from hemnet.errors import UserError
 from support.tiny_data import folder, ids, image, label
 
 
@@ -34,7 +41,9 @@ def hemnet(monkeypatch, capsys):
 
 
 def faults(root):
-    report = check([open_dataset("folder", root, s, skip_missing=True) for s in ("train", "val")])
+    report = check_datasets(
+        [open_dataset("folder", root, s, skip_missing=True) for s in ("train", "val")]
+    )
     return {(problem.kind, problem.split): problem.message for problem in report.problems}
 
 
@@ -81,7 +90,9 @@ def test_listed_files_that_are_gone_are_missing(tmp_path):
     image(tmp_path / "a.jpg")
     label(tmp_path / "a.png", ids())
     (tmp_path / "pairs.txt").write_text("a.jpg a.png\nb.jpg b.png\n")
-    report = check([open_dataset("list", tmp_path / "pairs.txt", classes="1", skip_missing=True)])
+    report = check_datasets(
+        [open_dataset("list", tmp_path / "pairs.txt", classes="1", skip_missing=True)]
+    )
     assert [p.kind for p in report.problems] == ["missing", "missing"]
     assert ["b." in p.message for p in report.problems] == [True, True]
 
@@ -92,7 +103,7 @@ def test_shares_are_of_labelled_pixels(tmp_path):
     values[:6] = 1
     values[6:12] = 255
     label(tmp_path / "labels/x.png", values)
-    report = check([open_dataset("folder", tmp_path, "all", classes="a,b,c")])
+    report = check_datasets([open_dataset("folder", tmp_path, "all", classes="a,b,c")])
     found = report.splits["all"]
     assert found.pixel_share == {"a": 12 / 18, "b": 6 / 18, "c": 0}
     assert found.image_count == {"a": 1, "b": 1, "c": 0}
@@ -136,7 +147,7 @@ def test_mistakes_get_one_message_and_exit_code_2(hemnet, tmp_path):
         (("check", "nothing"), "expected one of voc"),
         (("check", "voc", "--root", tmp_path), "does not hold this data set"),
         (("check", "folder", "--root", tmp_path / "gone"), "no such"),
-        (("show", "scenes", "--size", "3"), "at least 32"),
+        (("show", "scenes", "--size", "3"), "expected 32 to 4096"),
         (("show", "scenes", "--jitter", "7"), "jitter"),
         (("prepare", "voc"), "--root"),
         (("prepare", "pascal_context", "--root", tmp_path, "--download"), "cannot be downloaded"),
@@ -174,14 +185,14 @@ def test_labels_are_drawn_in_the_palette():
 
 def test_sheet_holds_the_pictures_unscaled_and_their_augmented_form():
     scenes = Scenes("val", size=64)
-    plain = np.asarray(contact_sheet(scenes, [0, 1], tile=64))
+    plain = np.asarray(draw_contact_sheet(scenes, [0, 1], tile=64))
     windows = np.lib.stride_tricks.sliding_window_view(plain, (64, 64, 3))[:, :, 0]
     image, mask = scenes.read(1)
     for wanted in (image.permute(1, 2, 0).numpy(), colour_labels(mask, scenes.info.palette)):
         found = (windows[:, :, ::9, ::9] == wanted[::9, ::9]).all((2, 3, 4))
         assert found.sum() == 1
     flipped = Augmentation(crop=(64, 64), scale=(1.0, 1.0), flip=1.0)
-    both = np.asarray(contact_sheet(scenes, [0, 1], tile=64, augmentation=flipped))
+    both = np.asarray(draw_contact_sheet(scenes, [0, 1], tile=64, augmentation=flipped))
     assert both.shape[0] == plain.shape[0] + 64 + 6
     windows = np.lib.stride_tricks.sliding_window_view(both, (64, 64, 3))[:, :, 0]
     wanted = colour_labels(mask, scenes.info.palette)[:, ::-1]
@@ -251,3 +262,12 @@ def test_values_without_a_class_say_what_to_add(tmp_path):
         open_dataset("folder", root)[1]
     with pytest.raises(DataError, match=r"0, 1 are missing from your label map.*0:255"):
         open_dataset("folder", root, label_map={2: 0})[0]
+
+
+def test_sheets_are_png_or_jpeg(tmp_path):
+    sheet = draw_contact_sheet(Scenes("val", size=32), [0])
+    with pytest.raises(UserError, match=r"ends in \.png, \.jpg, \.jpeg"):
+        save_sheet(sheet, tmp_path / "sheet.webp")
+    save_sheet(sheet, tmp_path / "sheet.JPG")
+    with Image.open(tmp_path / "sheet.JPG") as image:
+        assert image.format == "JPEG"

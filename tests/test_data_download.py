@@ -5,14 +5,16 @@ import io
 import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from hemnet.data import catalog, prepare_dataset
 from hemnet.data import download as archives
-from hemnet.data import prepare
+from hemnet.data.datasets import voc
 from hemnet.data.download import Archive, download, unpack
 from hemnet.errors import UserError
 from support.tiny_data import ids, image, label
@@ -203,7 +205,7 @@ def packed(files):
 
 def test_prepare_voc_from_nothing(server, tmp_path, monkeypatch):
     scipy_io = pytest.importorskip("scipy.io")
-    monkeypatch.setattr(prepare, "official_ids", lambda _: {"a": "train", "b": "aug"})
+    monkeypatch.setattr(voc, "official_ids", lambda _: {"a": "train", "b": "aug"})
     pixels = tmp_path / "pixels"
     image(pixels / "a.jpg")
     label(pixels / "a.png", ids(value=3))
@@ -218,22 +220,26 @@ def test_prepare_voc_from_nothing(server, tmp_path, monkeypatch):
         }
     )
     server.files["sbd.tar"] = packed({"benchmark_RELEASE/dataset/cls/b.mat": b})
+    served = []
     for name in ("VOC", "SBD"):
         content = server.files[f"{name.lower()}.tar"]
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
         url = f"http://127.0.0.1:{server.server_port}/good/{name.lower()}.tar"
-        monkeypatch.setattr(prepare.archives, name, Archive(url, md5))
+        served.append(Archive(url, md5))
+    brought = [path for _, path in voc.VOC.archives]
+    entry = replace(voc.VOC, archives=tuple(zip(served, brought, strict=True)))
+    monkeypatch.setitem(catalog.OFFICIAL, "voc", entry)
     root = tmp_path / "root"
-    assert "2 labels written" in prepare.prepare_voc(root, fetch=True)
+    assert "2 labels written" in prepare_dataset("voc", root, download=True)
     made = sorted((root / base / "SegmentationClassAug").iterdir())
     assert [np.unique(Image.open(path)).tolist() for path in made] == [[3], [4]]
-    assert "0 labels written" in prepare.prepare_voc(root, fetch=True)
+    assert "0 labels written" in prepare_dataset("voc", root, download=True)
     assert len(server.requests) == 2  # nothing is fetched twice
 
 
 def test_nothing_is_fetched_that_anybody_on_the_way_could_change(tmp_path, monkeypatch):
     """Over TLS, and not where TLS refers to plain http."""
-    known = [value for value in vars(archives).values() if isinstance(value, Archive)]
+    known = [archive for entry in catalog.OFFICIAL.values() for archive, _ in entry.archives]
     assert len(known) >= 3
     assert all(archive.url.startswith("https://") for archive in known)
 

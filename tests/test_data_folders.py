@@ -5,11 +5,9 @@ import pytest
 from PIL import Image
 
 from hemnet import cli
-from hemnet.data import FileDataset, open_dataset
-from hemnet.data.catalog import splits_present
+from hemnet.data import FileDataset, list_splits, open_dataset, prepare_dataset
+from hemnet.data.class_lists import parse_label_map
 from hemnet.data.dataset import read_image
-from hemnet.data.folders import parse_label_map
-from hemnet.data.prepare import prepare_folder
 from hemnet.errors import UserError
 from support.tiny_data import folder, ids, image, label
 
@@ -31,10 +29,10 @@ def test_any_nesting_and_extension(tmp_path):
 
 def test_splits_above_or_below(tmp_path):
     below = folder(tmp_path / "below", {"train": 2, "val": 1})
-    assert splits_present("folder", below) == ["train", "val"]
+    assert list_splits("folder", below) == ["train", "val"]
     image(tmp_path / "above" / "train" / "images" / "x.jpg")
     label(tmp_path / "above" / "train" / "labels" / "x.png", ids())
-    assert splits_present("folder", tmp_path / "above") == ["train"]
+    assert list_splits("folder", tmp_path / "above") == ["train"]
     assert keys(open_dataset("folder", tmp_path / "above", "train", classes="2")) == ["x"]
     with pytest.raises(UserError, match="no split 'test'; this folder has train, val"):
         open_dataset("folder", below, "test")
@@ -118,7 +116,7 @@ def test_prepare_finds_colours(tmp_path):
     colours = np.zeros((24, 32, 3), np.uint8)
     colours[:12] = (128, 64, 128)
     label(tmp_path / "labels" / "x.png", colours)
-    prepare_folder(tmp_path)
+    prepare_dataset("folder", tmp_path)
     assert (tmp_path / "classes.txt").read_text().splitlines() == [
         "class 0 #000000",
         "class 1 #804080",
@@ -130,7 +128,7 @@ def test_prepare_takes_colours_of_labels_that_happen_to_be_grey(tmp_path):
     for name, colour in (("x", (128, 64, 128)), ("y", (0, 0, 0)), ("z", (255, 255, 255))):
         image(tmp_path / "images" / f"{name}.jpg")
         label(tmp_path / "labels" / f"{name}.png", np.full((24, 32, 3), colour, np.uint8))
-    assert "call it void" in prepare_folder(tmp_path)
+    assert "call it void" in prepare_dataset("folder", tmp_path)
     lines = (tmp_path / "classes.txt").read_text().splitlines()
     assert [line.split()[-1] for line in lines] == ["#000000", "#804080", "#ffffff"]
 
@@ -140,7 +138,7 @@ def test_prepare_says_what_smoothed_labels_are(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
     label(tmp_path / "labels" / "x.png", noise)
     with pytest.raises(UserError, match=r"colours; at most 255.*Smoothed"):
-        prepare_folder(tmp_path)
+        prepare_dataset("folder", tmp_path)
 
 
 def test_prepare_finds_classes(tmp_path):
@@ -148,9 +146,9 @@ def test_prepare_finds_classes(tmp_path):
     label(tmp_path / "labels" / "x.png", ids(value=4))
     with pytest.raises(UserError, match="prepare folder"):
         open_dataset("folder", tmp_path, "all")
-    assert "5 classes" in prepare_folder(tmp_path)
+    assert "5 classes" in prepare_dataset("folder", tmp_path)
     assert open_dataset("folder", tmp_path, "all")[0][1].unique().tolist() == [4]
-    assert "already" in prepare_folder(tmp_path)
+    assert "already" in prepare_dataset("folder", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +223,8 @@ def beside(root, names, ending="_mask.png"):
 
 def test_labels_beside_their_images_by_a_pattern(tmp_path):
     root = beside(tmp_path / "data", ["a", "b", "c_1", "c"])
-    assert splits_present("folder", root, "{stem}_mask.png") == ["all"]
-    prepare_folder(root, labels="{stem}_mask.png")
+    assert list_splits("folder", root, "{stem}_mask.png") == ["all"]
+    prepare_dataset("folder", root, labels="{stem}_mask.png")
     dataset = open_dataset("folder", root, "all", labels="{stem}_mask.png")
     assert sorted(keys(dataset)) == ["a", "b", "c", "c_1"]
     assert dataset.num_classes == 3
@@ -252,7 +250,7 @@ def test_labels_beside_their_images_by_a_pattern(tmp_path):
 def test_patterns(tmp_path, image_name, label_name, pattern):
     image(tmp_path / image_name)
     marked = label(tmp_path / label_name, ids(value=1, seed=0))
-    assert splits_present("folder", tmp_path, pattern) == ["train"]
+    assert list_splits("folder", tmp_path, pattern) == ["train"]
     dataset = open_dataset("folder", tmp_path, "train", classes="2", labels=pattern)
     assert [pair.label for pair in dataset.pairs] == [marked]
 
@@ -266,7 +264,7 @@ def test_names_that_do_not_match_are_shown_with_the_pattern_that_would(tmp_path)
     text = str(error.value)
     assert "none of 3 labels is called as one of the 3 images" in text
     assert "000.jpg needs a label 000.png, and there is 000_mask.png" in text
-    assert "--data.labels '{stem}_mask.png'" in text
+    assert "`labels='{stem}_mask.png'`" in text
     assert "archive" not in text
     assert len(open_dataset("folder", tmp_path, classes="2", labels="{stem}_mask.png")) == 3
 
@@ -339,7 +337,7 @@ def test_one_folder_for_all_says_which_pattern_its_labels_may_follow(tmp_path, c
     assert "If a_labels.png is the label of a.png: --data.labels '{stem}_labels.png'" in said
     image(tmp_path / "other" / "x.jpg")
     with pytest.raises(UserError, match=r"1 images, such as x"):
-        splits_present("folder", tmp_path / "other")
+        list_splits("folder", tmp_path / "other")
 
 
 def test_missing_classes_are_found_with_the_same_pattern(tmp_path):

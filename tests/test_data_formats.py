@@ -12,10 +12,9 @@ from hemnet import cli
 from hemnet.cli.data import FORMATS
 from hemnet.data import open_dataset
 from hemnet.data.annotation_formats import READERS
-from hemnet.data.annotation_shapes import Shape, draw, from_runs
-from hemnet.data.import_annotations import convert_format
-from hemnet.data.labels import DataError
-from hemnet.errors import UserError
+from hemnet.data.annotation_shapes import Shape, decode_runs, rasterise
+from hemnet.data.import_annotations import convert_annotations
+from hemnet.errors import DataError, UserError
 from support.tiny_data import image
 
 HEIGHT, WIDTH = 24, 32
@@ -75,7 +74,7 @@ def test_labelme_shapes(tmp_path):
             ("__ignore__", "polygon", box(28, 20, 32, 24), {}),
         ],
     )
-    said = convert_format("labelme", photos, out=out)
+    said = convert_annotations("labelme", photos, out=out)
     dataset, found = labels(out, "a")
     assert dataset.info.classes == ("background", "field", "stem", "weed")
     expected = np.zeros((HEIGHT, WIDTH), np.int64)
@@ -104,7 +103,7 @@ def test_labelme_images_elsewhere_embedded_missing_and_turned(tmp_path):
     exif[0x0112] = 6
     turned.save(photos / "c.jpg", exif=exif)
     labelme(notes, "c", [("X ", "polygon", box(0, 0, 8, 8), {})])
-    said = convert_format("labelme", photos, notes, out)
+    said = convert_annotations("labelme", photos, notes, out)
     assert "gone.json: left out, its image 'gone.jpg' is not there" in said
     assert "1 images have no shape" in said
     assert "1 images were turned upright" in said
@@ -119,7 +118,9 @@ def test_given_classes_keep_their_order_and_unknown_labels_are_reported(tmp_path
     image(tmp_path / "p" / "a.jpg", HEIGHT, WIDTH)
     shapes = [("b", "polygon", box(0, 0, 8, 8), {}), ("cat", "polygon", box(9, 9, 12, 12), {})]
     labelme(tmp_path / "p", "a", shapes)
-    said = convert_format("labelme", tmp_path / "p", out=tmp_path / "out", classes="ground,c,b")
+    said = convert_annotations(
+        "labelme", tmp_path / "p", out=tmp_path / "out", classes="ground,c,b"
+    )
     dataset, found = labels(tmp_path / "out", "a")
     assert dataset.info.classes == ("ground", "c", "b")
     assert set(np.unique(found)) == {0, 2}
@@ -162,7 +163,7 @@ def test_coco_polygons_and_run_lengths(tmp_path):
             {"image_id": 1, "category_id": 8, "bbox": [0, 0, 3, 3]},
         ],
     )  # fmt: skip
-    said = convert_format("coco-json", tmp_path, out=tmp_path / "out")
+    said = convert_annotations("coco-json", tmp_path, out=tmp_path / "out")
     dataset, found = labels(tmp_path / "out", "a")
     assert dataset.info.classes == ("background", "rock", "tree")
     assert (found[:8, :8] == 1).all()
@@ -181,7 +182,7 @@ def test_coco_files_of_several_splits(tmp_path):
         ]
         coco(tmp_path / split / "_annotations.coco.json", [f"{name}.jpg"], [annotation],
              categories=above)  # fmt: skip
-    said = convert_format("coco-json", tmp_path, out=tmp_path / "out")
+    said = convert_annotations("coco-json", tmp_path, out=tmp_path / "out")
     assert "(1 train, 1 val)" in said
     assert labels(tmp_path / "out", "b", "val")[0].info.classes == ("background", "r", "t")
 
@@ -200,7 +201,7 @@ def test_cvat_masks(tmp_path):
     Image.fromarray(pixels).save(base / "SegmentationClass" / "a.png")
     Image.fromarray(pixels).quantize(8).save(base / "SegmentationClass" / "b.png")
     Image.fromarray(pixels).save(base / "SegmentationClass" / "gone.png")
-    said = convert_format("cvat", base, out=tmp_path / "out")
+    said = convert_annotations("cvat", base, out=tmp_path / "out")
     for key in "ab":  # colours, or a palette of them
         dataset, found = labels(tmp_path / "out", key)
         assert dataset.info.classes == ("background", "car", "road")
@@ -209,7 +210,7 @@ def test_cvat_masks(tmp_path):
     pixels[0, 0] = (9, 9, 9)
     Image.fromarray(pixels).save(base / "SegmentationClass" / "a.png")
     with pytest.raises(DataError, match=r"a.png: the colour \(9, 9, 9\) is not in labelmap"):
-        convert_format("cvat", base, out=tmp_path / "again")
+        convert_annotations("cvat", base, out=tmp_path / "again")
     assert not (tmp_path / "again").exists(), "written whole or not at all"
 
 
@@ -226,33 +227,33 @@ def test_damaged_files_are_named(tmp_path):
     image(tmp_path / "a.jpg", HEIGHT, WIDTH)
     labelme(tmp_path, "a", [("x", "polygon", [[0]], {})])
     with pytest.raises(DataError, match=r"a\.json: shape 1 is damaged"):
-        convert_format("labelme", tmp_path)
+        convert_annotations("labelme", tmp_path)
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(DataError, match=r"a\.json: cannot be read as JSON"):
-        convert_format("labelme", tmp_path)
+        convert_annotations("labelme", tmp_path)
     labelme(tmp_path, "a", [], imageHeight=99, imageWidth=99)
     with pytest.raises(DataError, match="annotated with 99×99"):
-        convert_format("labelme", tmp_path)
+        convert_annotations("labelme", tmp_path)
     coco(tmp_path / "a.json", ["a.jpg"], [{"image_id": 0, "category_id": 1}])
     with pytest.raises(DataError, match="not COCO annotations"):
-        convert_format("coco-json", tmp_path)
+        convert_annotations("coco-json", tmp_path)
 
 
 @pytest.mark.parametrize("named", ["../../a.jpg", "/data/photos/a.jpg", "C:\\photos\\a.jpg"])
 def test_names_that_lead_out_of_the_folder_stay_inside(named, tmp_path):
     image(tmp_path / "p" / "a.jpg", HEIGHT, WIDTH)
     coco(tmp_path / "p" / "a.json", [named], [])
-    convert_format("coco-json", tmp_path / "p", out=tmp_path / "out")
+    convert_annotations("coco-json", tmp_path / "p", out=tmp_path / "out")
     assert labels(tmp_path / "out", "a")[1].max() == 0
 
 
 def test_nothing_is_overwritten(tmp_path):
     image(tmp_path / "p" / "a.jpg", HEIGHT, WIDTH)
     labelme(tmp_path / "p", "a", [("x", "polygon", box(0, 0, 8, 8), {})])
-    convert_format("labelme", tmp_path / "p")
+    convert_annotations("labelme", tmp_path / "p")
     assert (tmp_path / "p-prepared" / "labels" / "a.png").is_file()
     with pytest.raises(UserError, match="exists already"):
-        convert_format("labelme", tmp_path / "p")
+        convert_annotations("labelme", tmp_path / "p")
 
 
 def test_the_smaller_of_two_shapes_counts_in_any_order():
@@ -261,7 +262,7 @@ def test_the_smaller_of_two_shapes_counts_in_any_order():
         Shape("b", [np.array(box(5, 5, 9, 9))]),
     )
     for order in ([large, small], [small, large]):
-        drawn = draw(order, {"a": 1, "b": 2}, HEIGHT, WIDTH)
+        drawn = rasterise(order, {"a": 1, "b": 2}, HEIGHT, WIDTH)
         assert (drawn.labels == 2).sum() == 16
         assert drawn.contested == 16
 
@@ -283,4 +284,4 @@ def test_outlines_are_filled_where_pixel_centres_lie_inside():
 
 def test_run_lengths_of_another_size_are_refused():
     with pytest.raises(ValueError, match="run lengths of 7"):
-        from_runs([3, 4], 2, 2)
+        decode_runs([3, 4], 2, 2)

@@ -1,22 +1,21 @@
 """Hugging Face data sets, saved to disk by the test itself."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from hemnet import cli
-from hemnet.data import open_dataset
-from hemnet.data.catalog import splits_present
-from hemnet.data.check import check
+from hemnet.data import check_datasets, list_splits, open_dataset
 from hemnet.data.huggingface import find_columns
-from hemnet.data.labels import DataError
-from hemnet.errors import UserError
+from hemnet.errors import DataError, UserError
 from hemnet.training.config_parser import read_config
 from support.tiny_data import ids
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'hemnet-torch\[hf\]'"):
         open_dataset("hf", tmp_path, classes="2")
 
@@ -35,7 +34,7 @@ def test_columns_are_found_or_asked_for():
     )
     assert find_columns(Features(x="Image", annotation="Image"), None) == ("x", "annotation")
     assert find_columns(Features(image="Image", odd="Image"), None) == ("image", "odd")
-    with pytest.raises(UserError, match=r"a \(Image\), b \(Image\).*data.columns"):
+    with pytest.raises(UserError, match=r"a \(Image\), b \(Image\).*`columns`"):
         find_columns(Features(a="Image", b="Image"), None)
     with pytest.raises(UserError, match="'id' is no column of images"):
         find_columns(Features(image="Image", id="Value"), ("image", "id"))
@@ -67,23 +66,23 @@ def saved(tmp_path_factory):
 
 
 def test_rows_are_read_like_files(saved):
-    assert splits_present("hf", saved) == ["train", "val"]
+    assert list_splits("hf", saved) == ["train", "val"]
     dataset = open_dataset("hf", saved, "train")
     assert len(dataset) == 4
     image, mask, name = dataset[1]
     assert image.shape == (3, 24, 32)
     assert (mask.numpy() == ids(value=2, seed=1)).all()
     assert name == "train-000001"
-    assert check([dataset]).problems == []
+    assert check_datasets([dataset]).problems == []
     mapped = open_dataset("hf", saved, "val", classes="2", label_map={0: 255, 1: 0, 2: 1})
     assert set(mapped[0][1].unique().tolist()) == {0, 1, 255}
     few = open_dataset("hf", saved, "val", classes="2")
     with pytest.raises(DataError, match="row 0 of val, column label: label values 2"):
         few[0]
-    assert [p.kind for p in check([few]).problems] == ["unreadable"] * 2
+    assert [p.kind for p in check_datasets([few]).problems] == ["unreadable"] * 2
     with pytest.raises(UserError, match="no split 'test'; it has train, val"):
         open_dataset("hf", saved, "test")
-    with pytest.raises(UserError, match="not a folder that a data set was saved to"):
+    with pytest.raises(UserError, match="not a folder that"):
         open_dataset("hf", saved.parent, "train", classes="2")
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hemnet.data.class_lists import colour_map
-from hemnet.data.labels import VOID, Coding, DataError, decode, read_label
-from hemnet.errors import UserError
+from hemnet.data.labels import VOID, LabelEncoding, decode_values, raw_values, read_label
+from hemnet.errors import DataError, UserError
 
 VALUES = np.array([[0, 1, 2], [2, 1, 255]], np.uint8)
 PALETTE = colour_map(3)
@@ -39,26 +39,26 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_read_alike(tmp_path, form):
     FORMS[form].save(tmp_path / "label.png")
-    mask = read_label(tmp_path / "label.png", Coding(3, palette=PALETTE))
+    mask = read_label(tmp_path / "label.png", LabelEncoding(3, colours=PALETTE))
     assert mask.dtype == np.uint8
     np.testing.assert_array_equal(mask, VALUES)
 
 
 def test_two_colour_image_is_two_classes(tmp_path):
     Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1").save(tmp_path / "l.png")
-    np.testing.assert_array_equal(read_label(tmp_path / "l.png", Coding(2)), [[0, 1]])
+    np.testing.assert_array_equal(read_label(tmp_path / "l.png", LabelEncoding(2)), [[0, 1]])
 
 
 def test_label_map_renumbers_16_bit_values(tmp_path):
     Image.fromarray(np.array([[0, 1000, 40000]], np.uint16)).save(tmp_path / "l.png")
-    coding = Coding(2, {0: VOID, 1000: 0, 40000: 1})
-    np.testing.assert_array_equal(read_label(tmp_path / "l.png", coding), [[VOID, 0, 1]])
+    encoding = LabelEncoding(2, {0: VOID, 1000: 0, 40000: 1})
+    np.testing.assert_array_equal(read_label(tmp_path / "l.png", encoding), [[VOID, 0, 1]])
 
 
 def test_label_map_may_give_255_a_class(tmp_path):
     Image.fromarray(np.array([[0, 255]], np.uint8)).save(tmp_path / "l.png")
     np.testing.assert_array_equal(
-        read_label(tmp_path / "l.png", Coding(2, {0: 0, 255: 1})), [[0, 1]]
+        read_label(tmp_path / "l.png", LabelEncoding(2, {0: 0, 255: 1})), [[0, 1]]
     )
 
 
@@ -68,15 +68,15 @@ def test_label_map_may_give_255_a_class(tmp_path):
 )
 def test_table_is_the_map(mapping, seed):
     values = np.random.default_rng(seed).choice(list(mapping), (4, 5)).astype(np.uint8)
-    found = Coding(3, mapping).table.take(values)
+    found = LabelEncoding(3, mapping).table.take(values)
     np.testing.assert_array_equal(found, np.vectorize(mapping.get)(values))
 
 
 def test_values_outside_the_classes_are_named(tmp_path):
     Image.fromarray(np.array([[0, 7, 7]], np.uint8)).save(tmp_path / "bad.png")
     with pytest.raises(DataError, match=r"bad\.png: label values 7 .* 0 to 2 or 255.*label map"):
-        read_label(tmp_path / "bad.png", Coding(3))
-    mask, unknown = decode(tmp_path / "bad.png", Coding(3))
+        read_label(tmp_path / "bad.png", LabelEncoding(3))
+    mask, unknown = decode_values(raw_values(tmp_path / "bad.png"), LabelEncoding(3))
     assert unknown == {"7": 2}
     np.testing.assert_array_equal(mask, [[0, VOID, VOID]])
 
@@ -84,16 +84,16 @@ def test_values_outside_the_classes_are_named(tmp_path):
 def test_colours_outside_the_palette_are_named(tmp_path):
     coloured(void=(1, 2, 3)).save(tmp_path / "bad.png")
     with pytest.raises(DataError, match="#010203"):
-        read_label(tmp_path / "bad.png", Coding(3, palette=PALETTE))
+        read_label(tmp_path / "bad.png", LabelEncoding(3, colours=PALETTE))
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all"])
 def test_broken_files_name_themselves(tmp_path, content):
     (tmp_path / "broken.png").write_bytes(content)
     with pytest.raises(DataError, match=r"broken\.png"):
-        read_label(tmp_path / "broken.png", Coding(3))
-    with pytest.raises(DataError, match=r"gone\.png: no such"):
-        read_label(tmp_path / "gone.png", Coding(3))
+        read_label(tmp_path / "broken.png", LabelEncoding(3))
+    with pytest.raises(DataError, match=r"gone\.png: No such file"):
+        read_label(tmp_path / "gone.png", LabelEncoding(3))
 
 
 def test_truncated_file_names_itself(tmp_path):
@@ -103,7 +103,7 @@ def test_truncated_file_names_itself(tmp_path):
     data = (tmp_path / "whole.png").read_bytes()
     (tmp_path / "half.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(DataError, match=r"half\.png"):
-        read_label(tmp_path / "half.png", Coding(3))
+        read_label(tmp_path / "half.png", LabelEncoding(3))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_truncated_file_names_itself(tmp_path):
 )
 def test_impossible_codings_are_refused(arguments):
     with pytest.raises(UserError):
-        Coding(*arguments)
+        LabelEncoding(*arguments)
 
 
 def test_voc_colour_map():

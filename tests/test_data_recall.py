@@ -136,7 +136,7 @@ def test_impossible_data_is_answered(wrong):
 
 
 def test_groups_are_for_recall_alone():
-    with pytest.raises(UserError, match="groups is not for scenes, but for recall"):
+    with pytest.raises(UserError, match="`groups` is not for scenes, but for recall"):
         open_dataset("scenes", groups=3)
 
 

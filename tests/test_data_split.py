@@ -6,8 +6,8 @@ import pytest
 
 from hemnet import cli
 from hemnet.data import open_dataset
-from hemnet.data.catalog import splits_present
-from hemnet.data.split import divide
+from hemnet.data.catalog import list_splits
+from hemnet.data.split import stratified_split
 from hemnet.errors import UserError
 from support.tiny_data import ids, image, label
 
@@ -44,7 +44,7 @@ def test_films_stay_whole_and_every_class_is_in_every_part(tmp_path, capsys):
     assert len(found["val"]) == 15
     rare = {f"film{n}" for n in range(0, 12, 4)}
     assert len(rare & parts["val"]) == 1, "a third of the rare films, as near as it gets"
-    assert splits_present("folder", root) == ["train", "val"]
+    assert list_splits("folder", root) == ["train", "val"]
     out = capsys.readouterr().out
     assert "45 images in 9 groups" in out
     assert "rare" in out
@@ -85,7 +85,7 @@ def test_rare_classes_are_dealt_out_like_common_ones(seed, tmp_path):
         values[-1] = 2 if n % 10 == 0 else 0  # six of sixty
         label(tmp_path / "labels" / f"{n:02}.png", values)
     dataset = open_dataset("folder", tmp_path, "all", classes="3")
-    division = divide(dataset, {"train": 0.5, "val": 1 / 3, "test": 1 / 6}, seed=seed)
+    division = stratified_split(dataset, {"train": 0.5, "val": 1 / 3, "test": 1 / 6}, seed=seed)
     assert [len(m) for m in division.members.values()] == [30, 20, 10]
     rare = {part: sum(i in range(0, 60, 10) for i in m) for part, m in division.members.items()}
     assert rare == {"train": 3, "val": 2, "test": 1}
@@ -98,7 +98,7 @@ def test_validation_from_training_where_there_is_a_test_set(tmp_path):
             label(tmp_path / "labels" / split / f"{n}.png", ids(value=1, seed=n))
     (tmp_path / "classes.txt").write_text("a\nb\n")
     assert run("--root", tmp_path, "--split", "train", "--val", 0.25) == 0
-    assert splits_present("folder", tmp_path) == ["train", "test", "val"]
+    assert list_splits("folder", tmp_path) == ["train", "test", "val"]
     assert {k: len(v) for k, v in members(tmp_path).items()} == {"train": 6, "val": 2}
     assert len(open_dataset("folder", tmp_path, "test")) == 3
 

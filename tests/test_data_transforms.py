@@ -12,8 +12,8 @@ from hemnet.data.transforms import (
     IMAGENET_STD,
     Augmentation,
     RandomScaleCrop,
-    drawing,
     normalise,
+    seeded_draws,
     training_transform,
 )
 
@@ -41,7 +41,7 @@ def coded(height=40, width=60):
 )
 def test_any_image_comes_out_at_the_crop_s_size(height, width, crop, seed):
     transform = training_transform(Augmentation(crop=crop))
-    with drawing(seed, 0, 0):
+    with seeded_draws(seed, 0, 0):
         image, mask = transform(*pair(height, width))
     assert image.shape == (3, *crop)
     assert image.dtype == torch.uint8
@@ -52,7 +52,7 @@ def test_any_image_comes_out_at_the_crop_s_size(height, width, crop, seed):
 def test_padding_has_the_mean_colour_and_the_void_label():
     image, mask = pair(10, 10)
     augmentation = Augmentation(crop=(30, 30), scale=(1.0, 1.0), jitter=0.5)
-    with drawing(0, 0, 0):
+    with seeded_draws(0, 0, 0):
         out, labels = training_transform(augmentation)(image, mask)
     void = labels == 255
     assert int(void.sum()) == 30 * 30 - 10 * 10
@@ -63,7 +63,7 @@ def test_padding_has_the_mean_colour_and_the_void_label():
 @pytest.mark.parametrize("seed", range(8))
 def test_image_and_mask_stay_together(seed):
     augmentation = Augmentation(crop=(48, 48), scale=(0.5, 2.0))
-    with drawing(seed, 0, 0):
+    with seeded_draws(seed, 0, 0):
         image, mask = training_transform(augmentation)(*coded())
     level = image[0] / 8  # the class, away from where squares meet
     inner = (mask != 255) & (mask > 0)
@@ -77,7 +77,7 @@ def test_scaling_only_the_window_gives_the_picture_of_scaling_all(factor):
     waves = 128 + 60 * torch.sin(y / 7 + x / 29) + 60 * torch.cos(x / 5)
     smooth = tv_tensors.Image(waves.to(torch.uint8).expand(3, -1, -1).contiguous())
     step = RandomScaleCrop((40, 40), (factor, factor))
-    with drawing(3, 0, 0):
+    with seeded_draws(3, 0, 0):
         params = step.make_params([smooth])
     out = step.transform(smooth, params).float()
     whole = F.resize(smooth, [round(200 * factor), round(240 * factor)], antialias=True).float()
@@ -96,7 +96,7 @@ def test_scales_cover_the_range_evenly():
     image = pair(200, 200)[0]
     factors = []
     for index in range(400):
-        with drawing(0, 0, index):
+        with seeded_draws(0, 0, index):
             factors.append(50 / step.make_params([image])["rows"][1])
     low, middle = min(factors), sum(factors) / len(factors)
     assert low < 0.55
@@ -108,7 +108,7 @@ def test_flip_probability_and_no_flip():
     image, mask = pair(8, 8)
     for probability, expected in ((0.0, False), (1.0, True)):
         config = Augmentation(crop=(8, 8), scale=(1.0, 1.0), flip=probability)
-        with drawing(0, 0, 0):
+        with seeded_draws(0, 0, 0):
             _, labels = training_transform(config)(image, mask)
         assert torch.equal(labels, mask.flip(1) if expected else mask)
 
@@ -125,7 +125,7 @@ def test_normalise_is_torchvision_s():
 
 def test_draws_depend_on_the_key_alone():
     def draw(*key):
-        with drawing(*key):
+        with seeded_draws(*key):
             return torch.rand(4)
 
     torch.manual_seed(0)
@@ -158,6 +158,6 @@ def test_scales_from_a_list_are_all_drawn_and_no_others():
     step = RandomScaleCrop((840, 840), (0.5, 2.0), 0.25)
     windows = set()
     for index in range(200):
-        with drawing(0, 0, index):
+        with seeded_draws(0, 0, index):
             windows.add(step.make_params([image])["rows"][1])
     assert windows == {round(840 / scale) for scale in (0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)}

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hemnet
+from hemnet.models.registry import head_options
 from hemnet.nn.backbone import Backbone
-from hemnet.nn.geometry import Placement, symmetric_padding, thin_out, upsample
+from hemnet.nn.geometry import Placement, downsample, symmetric_padding, upsample
 
 # How far a feature's centre may lie from the assumed one, in strides. Between the 2×2 average of
 # a shortcut and the 3×3 convolution beside it, and among the four patches that Swin merges, the
@@ -183,15 +184,13 @@ def test_replacing_same_padding_keeps_weights_and_names() -> None:
     assert type(network.conv_stem) is nn.Conv2d
 
 
-HEADS = ["hemnet", "emanet", "nonlocal", "danet", "pspnet", "psanet", "deeplabv3", "deeplabv3plus"]
-
-
-DECODED = ("hemnet", "emanet", "nonlocal")
+POOLING = [name for name in hemnet.list_models() if name != "fcn"]  # over the image
+DECODED = [name for name in hemnet.list_models() if "decoder" in head_options(name)[0]]
 
 
 @pytest.mark.parametrize(
     ("head", "options"),
-    [(h, {}) for h in HEADS if h in hemnet.list_models()] + [(h, {"decoder": 8}) for h in DECODED],
+    [(h, {}) for h in POOLING] + [(h, {"decoder": 8}) for h in DECODED],
 )
 def test_what_lies_on_padding_changes_no_logit_on_the_image(
     head: str, options: dict[str, int]
@@ -310,7 +309,7 @@ def test_an_images_logits_do_not_depend_on_its_batch(batch: int, size: tuple[int
 
 def test_thinning_out_keeps_a_ramp_and_enlarging_brings_it_back() -> None:
     ramp = torch.arange(33.0).view(1, 1, 33, 1).expand(1, 1, 33, 17)
-    thin = thin_out(ramp, 4)
+    thin = downsample(ramp, 4)
     torch.testing.assert_close(thin[0, 0, 1:-1, 0], torch.arange(4.0, 29.0, 4))
     back = upsample(thin, (33, 17), 4)
     torch.testing.assert_close(back[0, 0, 4:29, 0], torch.arange(4.0, 29.0))

@@ -14,9 +14,8 @@ import pytest
 from hemnet import cli
 from hemnet.data.download import Archive, unpack, verify
 from hemnet.data.label_conversion import convert
-from hemnet.data.labels import DataError
-from hemnet.data.layouts import files_under
-from hemnet.errors import UserError
+from hemnet.data.listing import files_under
+from hemnet.errors import DataError, UserError
 from hemnet.files import read_object, write_json
 from hemnet.models.pretrained import from_pretrained
 from hemnet.models.registry import create_model
@@ -67,7 +66,7 @@ def test_damaged_pictures(
     (data / name).write_bytes(head)
     found = said(capsys, "data", "check", "folder", "--root", data, "--workers", "1")
     assert "1 unreadable" in found
-    assert "cannot be read as an image" in found
+    assert "cannot read the image" in found
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
@@ -259,7 +258,7 @@ def end(job: tuple[Path, Path]) -> None:
 def test_a_label_whose_reading_ends_the_process_is_named(tmp_path: Path) -> None:
     jobs = [(tmp_path / f"{n}.mat", tmp_path / f"{n}.png") for n in range(6)]
     with pytest.raises(DataError, match=r"3\.mat: so damaged"):
-        convert(end, jobs, "labels")
+        convert(end, jobs)
     assert {p.name for p in tmp_path.iterdir()} >= {"0.png", "1.png", "2.png"}
 
 

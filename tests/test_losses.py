@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 import hemnet
-from hemnet.data import VOID
-from hemnet.data.class_frequency import Survey, balanced_weights
+from hemnet.data.class_frequency import ClassFrequency, balanced_weights
+from hemnet.data.labels import VOID
 from hemnet.errors import UserError
 from hemnet.training.config import LOSSES, LossConfig, check_config
 from hemnet.training.config_parser import read_config
@@ -140,7 +140,7 @@ def test_terms_from_file_and_flags(tmp_path) -> None:
 
 
 def test_balanced_weights_grow_as_classes_get_rare() -> None:
-    found = Survey(np.array([9800, 180, 20, 0]), 0, 1, (100,), (100,))
+    found = ClassFrequency(np.array([9800, 180, 20, 0]), 0, 1, (100,), (100,))
     weights = balanced_weights(found)
     assert weights[0] < weights[1] < weights[2] == weights[3]
     assert weights[2] / weights[0] == pytest.approx(10, rel=1e-3)

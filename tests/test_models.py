@@ -14,10 +14,11 @@ from PIL import Image
 
 import hemnet
 from hemnet.errors import UserError
-from hemnet.nn.heads import pointwise
+from hemnet.models.registry import head_options
+from hemnet.nn.heads import psanet
 
 MODELS = hemnet.list_models()
-DECODED = ("hemnet", "emanet", "nonlocal")  # attention heads, which take a decoder
+DECODED = [name for name in MODELS if "decoder" in head_options(name)[0]]
 CLASSES = 5
 
 
@@ -342,11 +343,11 @@ class TestPointwiseMask:
         self, size: int, h: int, w: int, tiled: bool, give: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if tiled:
-            monkeypatch.setattr(pointwise, "DENSE_POSITIONS", 0)
-            monkeypatch.setattr(pointwise, "TILE", 3)
+            monkeypatch.setattr(psanet, "DENSE_POSITIONS", 0)
+            monkeypatch.setattr(psanet, "TILE", 3)
         mask, x = images(2, size * size, h, w).double(), images(2, 3, h, w).double()
-        relative = pointwise.crop_mask(mask, size)
+        relative = psanet.crop_mask(mask, size)
         if give:
-            relative = pointwise.received(relative)
-        found = pointwise.weighted_sum(pointwise.normalised(relative), x)
+            relative = psanet.received(relative)
+        found = psanet.weighted_sum(psanet.normalised(relative), x)
         assert torch.allclose(found, self.reference(mask, size, x, give), atol=1e-12)

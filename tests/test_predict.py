@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import hemnet
-from hemnet.data.class_lists import VOC, colour_map
-from hemnet.data.labels import DataError, raw_values
-from hemnet.errors import UserError
-from hemnet.image_io import open_image, read_picture
+from hemnet.data.class_lists import colour_map
+from hemnet.data.datasets.voc import CLASSES as VOC
+from hemnet.data.labels import raw_values
+from hemnet.errors import DataError, UserError
+from hemnet.image_io import open_image, read_image
 from hemnet.inference import prediction_files as maps
 from hemnet.inference.input_files import find_images, unique_names
 from support import tiny_data
@@ -138,7 +139,7 @@ def test_every_kind_of_file_shows_the_same_picture(tmp_path: Path) -> None:
     grey = np.asarray(Image.fromarray(plain.astype(np.uint8)).convert("L").convert("RGB"))
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-        found = read_picture(tmp_path / name).astype(int)
+        found = read_image(tmp_path / name).astype(int)
         assert found.shape == plain.shape, name
         expected = grey if name.startswith("grey") else plain
         if name == "binary.png":
@@ -296,7 +297,7 @@ def test_pillows_own_limit_is_not_in_the_way(
 ) -> None:
     path = tiny_data.image(tmp_path / "big.png", 30, 40)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    assert read_picture(path).shape == (30, 40, 3)
+    assert read_image(path).shape == (30, 40, 3)
     assert Image.MAX_IMAGE_PIXELS == 100  # the caller's
 
 
@@ -437,7 +438,7 @@ def tiff(width: int, height: int, compression: str, declared: tuple[int, int]) -
 def test_small_files_of_many_pixels(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "x.tif").write_bytes(content)
     with pytest.raises(UserError, match=reason):
-        read_picture(tmp_path / "x.tif")
+        read_image(tmp_path / "x.tif")
     with pytest.raises(DataError, match=reason):
         raw_values(tmp_path / "x.tif")
 
@@ -450,17 +451,17 @@ def test_a_jpeg_of_many_scans(tmp_path: Path) -> None:
     for scans, allowed in ((90, True), (100, False)):
         (tmp_path / "x.jpg").write_bytes(content[:-2] + last * scans + content[-2:])
         if allowed:
-            read_picture(tmp_path / "x.jpg")
+            read_image(tmp_path / "x.jpg")
         else:
             with pytest.raises(UserError, match="scans"):
-                read_picture(tmp_path / "x.jpg")
+                read_image(tmp_path / "x.jpg")
 
 
 @pytest.mark.parametrize("kind", ["QOI", "DDS", "EPS", "PCX", "TGA", "ICO"])
 def test_kinds_that_are_not_promised_are_not_decoded(kind: str, tmp_path: Path) -> None:
     Image.new("RGB", (16, 16)).save(tmp_path / "x.png", kind)
-    with pytest.raises(UserError, match="no picture, or none in JPEG"):
-        read_picture(tmp_path / "x.png")
+    with pytest.raises(UserError, match="no image, or none in JPEG"):
+        read_image(tmp_path / "x.png")
 
 
 def test_pillows_limit_comes_back(tmp_path: Path) -> None:

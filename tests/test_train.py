@@ -280,7 +280,7 @@ def test_lost_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return original(self, index)
 
     monkeypatch.setattr(hemnet.data.FileDataset, "read", read)
-    with pytest.raises(UserError, match=r"no such image file.* The checkpoint of step 2 .* intact"):
+    with pytest.raises(UserError, match=r"No such file.* The checkpoint of step 2 .* intact"):
         train(config, tmp_path / "run", quiet=True)
     shutil.move(tmp_path / "gone", data)
     assert train(config, tmp_path / "run", resume=True, quiet=True).finished

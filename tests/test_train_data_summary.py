@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from hemnet import cli
-from hemnet.data import open_dataset
-from hemnet.data.check import check
-from hemnet.data.class_frequency import survey
+from hemnet.data import check_datasets, count_classes, open_dataset
 from hemnet.errors import UserError
 from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import read_config
@@ -41,10 +39,10 @@ def config(root: Path, *flags: str) -> TrainConfig:
 
 def test_binary_masks_of_0_and_255_are_found_with_their_cure(tmp_path: Path) -> None:
     root = binary(tmp_path / "data")
-    report = check([open_dataset("folder", root, split) for split in ("train", "val")])
+    report = check_datasets([open_dataset("folder", root, split) for split in ("train", "val")])
     assert [problem.kind for problem in report.problems] == ["classes", "classes"]
     for problem in report.problems:
-        assert "--data.label_map 0:0,255:1" in problem.message
+        assert "`label_map=0:0,255:1`" in problem.message
         assert "'ground'" in problem.message
     with pytest.raises(UserError, match=r"255, which is void.*--data.label_map 0:0,255:1"):
         train(config(root), tmp_path / "run", quiet=True)
@@ -53,7 +51,7 @@ def test_binary_masks_of_0_and_255_are_found_with_their_cure(tmp_path: Path) -> 
     result = train(cured, tmp_path / "cured", quiet=True)
     assert result.finished
     sets = [open_dataset("folder", root, s, label_map={0: 0, 255: 1}) for s in ("train", "val")]
-    assert check(sets).problems == []
+    assert check_datasets(sets).problems == []
 
 
 def test_the_cure_is_what_the_command_takes(
@@ -68,13 +66,13 @@ def test_the_cure_is_what_the_command_takes(
 
 
 def test_classes_of_binary_masks_are_found_with_the_label_map(tmp_path: Path) -> None:
-    from hemnet.data.prepare import prepare_folder
+    from hemnet.data import prepare_dataset
 
     root = binary(tmp_path / "data")
     (root / "classes.txt").unlink()
-    said = prepare_folder(root)
+    said = prepare_dataset("folder", root)
     assert "2 classes" in said
-    assert "--data.label_map 0:0,255:1" in said
+    assert "`label_map=0:0,255:1`" in said
 
 
 def test_labels_with_one_class_are_refused(tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_crops_that_are_mostly_padding_are_noticed(
     assert note.startswith("92% of the training crops is padding")
     assert "images 24×32" in note
     assert "data.crop [17, 17] pads 0%" in note
-    found = survey(open_dataset("folder", root, "train"))
+    found = count_classes(open_dataset("folder", root, "train"))
     assert padded_share((96, 96), (1, 1), found) == pytest.approx(1 - 24 * 32 / 96**2)
     assert padding_note(config(root, "--data.crop", "[17, 17]").data, found) is None
 
@@ -150,4 +148,6 @@ def test_padding_is_what_the_crops_really_hold(tmp_path: Path) -> None:
     batches = iter(training_batches(dataset, look, batch_size=8))
     seen = [next(batches).valid for _ in range(25)]
     real = float(np.mean([0 if valid is None else 1 - valid.float().mean() for valid in seen]))
-    assert padded_share((33, 33), (0.5, 2.0), survey(dataset)) == pytest.approx(real, abs=0.06)
+    assert padded_share((33, 33), (0.5, 2.0), count_classes(dataset)) == pytest.approx(
+        real, abs=0.06
+    )

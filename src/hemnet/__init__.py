@@ -82,7 +82,7 @@ _LAZY = {
     "r_step": "hemnet.em",
     "trace": "hemnet.em",
 }
-_PACKAGES = ("em", "nn")
+_PACKAGES = ("data", "em", "models", "nn")
 
 
 def __getattr__(name: str) -> Any:

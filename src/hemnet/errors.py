@@ -1,4 +1,4 @@
-"""The one error class whose message is meant for the person at the keyboard."""
+"""Errors whose message is meant for users."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
-    """Something the user gave cannot be used; the message says what, and what to do.
+    """An input cannot be used; the message says which, why, and what to do.
 
     The command line prints the message alone, without a traceback, and exits with 2.
     """
 
 
+class DataError(UserError):
+    """An image or label file cannot be used; the message names it and says what to do."""
+
+
 def explain(error: BaseException) -> str | None:
-    """The message for what the machine, not the code, did wrong; None where that is unclear.
+    """The message for a failure of the machine, not the code; None where that is unclear.
 
     Such errors can come from any line that touches a file, a worker process or memory, so they
     are recognised here, once, and not where they happen.
@@ -56,7 +60,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def lost_connection(error: RuntimeError) -> str | None:
-    """What gloo, NCCL or torch's store say of a process that does not answer; None otherwise."""
+    """The reason that gloo, NCCL or torch's store give for a lost process; else None."""
     text = str(error)
     known = {"DistBackendError", "DistNetworkError", "DistStoreError"}
     if type(error).__name__ not in known and "gloo" not in text.lower():
@@ -67,14 +71,14 @@ def lost_connection(error: RuntimeError) -> str | None:
 
 
 def is_wrong_name(error: BaseException) -> bool:
-    """No file can be called so, which only who typed the name can change."""
+    """Whether a file name is invalid, which only the user can change."""
     if isinstance(error, OSError):
         return error.errno == errno.ENAMETOOLONG
     return isinstance(error, ValueError) and "null byte" in str(error)
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Also where a library has turned the number into words."""
+    """Also where a library gives only the text of the error."""
     return (isinstance(error, OSError) and error.errno in _FULL) or "No space left" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writing of files, and reading what was written so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hemnet.errors import UserError
 
 @contextmanager
 def atomic_write(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete, and not at all after an error.
+    """Open a file for writing; it appears under its name only when it is complete.
 
     `durable`: it also survives a power failure. A link stays one, and what is no file, such as
     /dev/stdout, is written to and stays too.
@@ -47,7 +47,7 @@ def atomic_write(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
 
 
 def link(path: Path, name: Path) -> None:
-    """A second name for a file, which keeps it when the first is replaced."""
+    """Hard-link a file, or copy it: it is kept when the first name is replaced."""
     part = name.with_name(f".{name.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     try:
@@ -80,7 +80,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """What was written as a JSON object; empty where there is none, or a damaged one."""
+    """Read a JSON object; empty where it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -89,7 +89,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_output(path: Path | None, makes_folder: bool = False) -> None:
-    """Refuse what cannot be written, before the work whose result it would hold.
+    """Refuse an output path that cannot be written, before the work is done.
 
     `makes_folder`: the folder is made where there is none.
     """

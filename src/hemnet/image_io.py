@@ -1,7 +1,7 @@
-"""Images from files, PIL or arrays, as 8-bit RGB; bombs are refused before a pixel is decoded.
+"""Images from files, PIL or arrays, as 8-bit RGB.
 
-Small files can be made to keep a decoder busy for hours or to fill the memory. What is refused
-here is of no picture's shape: the limits are far from what cameras, scanners and maps give.
+Small files can be made to fill the memory or to keep a decoder busy for hours. They are refused
+before a pixel is decoded; the limits are far from what cameras, scanners and maps produce.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from hemnet.errors import UserError
+from hemnet.errors import DataError, UserError
 
 # Pillow has many more decoders, less tested ones, some of which start a program.
 FORMATS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF")
@@ -30,10 +30,6 @@ SMALL = 4_000_000  # pixels: beyond this a file must have a byte for every so ma
 PIXELS_A_BYTE = 4000  # a blank RGB picture has 344 in PNG and 170 in JPEG
 # libtiff is slow with what it does not find in damaged fax data, and says so line by line.
 TIFF_WITHOUT = ("group3", "tiff_ccitt", "tiff_raw_16", "tiff_thunderscan", "tiff_sgilog")
-
-
-class RefusedError(Exception):
-    """A file that is not opened; says why, without its name."""
 
 
 class _Unlimited:
@@ -60,26 +56,45 @@ _unlimited = _Unlimited()
 
 
 @contextmanager
-def open_image(source: str | Path | bytes, max_pixels: float = MAX_PIXELS) -> Iterator[Image.Image]:
-    """A file, or its content, whose head is read and whose pixels are not yet.
+def open_image(
+    source: str | Path | bytes, name: str | None = None, max_pixels: float = MAX_PIXELS
+) -> Iterator[Image.Image]:
+    """Open an image file, or its content, without decoding its pixels.
 
-    Raises RefusedError, or what Pillow raises.
-
-    `with open_image(path) as image` must also hold what reads the pixels.
+    Decode them inside the `with` block, and do nothing else there: whatever opening or decoding
+    raises becomes a DataError that names the file (`name` where the source is its content).
     """
+    shown = name if isinstance(source, bytes) else name or str(source)
+    try:
+        with _unlimited, _open(source, max_pixels) as image:
+            yield image
+    except (UserError, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        reason = f"it is no image, or none in {KINDS}"
+        raise DataError(f"cannot read the image {shown}: {reason}") from None
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"cannot read the image {shown}: {reason}") from None
+
+
+def _open(source: str | Path | bytes, max_pixels: float) -> Image.Image:
     if isinstance(source, bytes):
         size = len(source)
     else:
         found = Path(source).stat()
         if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device may have no end
-            raise RefusedError("not a file but a folder, pipe or device")
+            raise OSError("not a file but a folder, pipe or device")
         size = found.st_size
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    with _unlimited, Image.open(file, formats=FORMATS) as image:
+    image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+    try:
         _check(image, size, max_pixels)
         if image.info.get("progressive"):
             _check_scans(source if isinstance(source, bytes) else Path(source).read_bytes())
-        yield image
+    except BaseException:
+        image.close()
+        raise
+    return image
 
 
 def _check(image: Image.Image, size: int, max_pixels: float) -> None:
@@ -87,29 +102,64 @@ def _check(image: Image.Image, size: int, max_pixels: float) -> None:
     pixels = width * height
     shape = f"{width}×{height} pixels"
     if pixels > max_pixels:
-        raise RefusedError(
+        raise ValueError(
             f"{shape}: the limit is {max_pixels / 1e6:g} megapixels, since small files can be made "
-            "to fill the memory. If you trust it, raise the limit (--max-pixels)"
+            "to fill the memory. If you trust it, raise `max_pixels`"
         )
     if max(width, height) > MAX_SIDE:
-        raise RefusedError(f"{shape}: no side may have more than {MAX_SIDE:,}")
+        raise ValueError(f"{shape}: no side may have more than {MAX_SIDE:,}")
     if pixels > SMALL and pixels > PIXELS_A_BYTE * size:
-        raise RefusedError(
+        raise ValueError(
             f"{shape} cannot be in {size:,} bytes: it is damaged, or made to fill the memory"
         )
     kind = image.info.get("compression")
     if image.format == "TIFF" and kind in TIFF_WITHOUT:
-        raise RefusedError(f"TIFF with the compression {kind} is not read: save it with another")
+        raise ValueError(f"TIFF with the compression {kind} is not read: save it with another")
 
 
 def _check_scans(content: bytes) -> None:
     """Counts the markers that begin a scan: in the data between them a 0xFF is followed by 0."""
     scans = content.count(b"\xff\xda")
     if scans > MAX_SCANS:
-        raise RefusedError(f"a JPEG of {scans:,} scans, of which at most {MAX_SCANS} are read")
+        raise ValueError(f"a JPEG of {scans:,} scans, of which at most {MAX_SCANS} are read")
 
 
 _EXPECTED = "an image array is H,W or H,W,3 or H,W,4, of bytes or of floats from 0 to 1"
+
+
+def read_image(image: str | Path | Image.Image | NDArray[Any]) -> NDArray[np.uint8]:
+    """RGB bytes H,W,3 of a path, a PIL image or an array of bytes or of floats in 0–1.
+
+    EXIF orientation is applied, grey is repeated, transparency dropped.
+    """
+    if isinstance(image, np.ndarray):
+        return _from_array(image)
+    if isinstance(image, str | Path):
+        with open_image(image) as file:
+            return np.array(to_rgb(file))
+    if isinstance(image, Image.Image):
+        return np.array(to_rgb(image))
+    raise TypeError(f"an image is a path, a PIL image or an array, not {type(image).__name__}")
+
+
+def to_rgb(image: Image.Image, upright: bool = True) -> Image.Image:
+    """The pixels of an image in mode RGB; `upright` applies its EXIF orientation."""
+    image.load()
+    if upright and (turn := _TURNS.get(_orientation(image))) is not None:
+        image = image.transpose(turn)
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I"):  # 16 bits: PIL's own conversion would clip, not scale
+        values = np.clip(np.asarray(image), 0, 65535)
+        return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        return Image.fromarray(_bytes(np.asarray(image))).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+# Not ImageOps.exif_transpose: it copies every image, and fails where other metadata are damaged.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -121,76 +171,10 @@ _TURNS = {
 }
 
 
-def read_picture(image: str | Path | Image.Image | NDArray[Any]) -> NDArray[np.uint8]:
-    """RGB bytes H,W,3 of a path, a PIL image or an array of bytes or of floats in 0–1.
-
-    A photograph's rotation mark is obeyed, grey is repeated, transparency dropped.
-    """
-    if isinstance(image, np.ndarray):
-        return _from_array(image)
-    if isinstance(image, str | Path):
-        with open_picture(image) as file:
-            return np.array(rgb(file, image))
-    if isinstance(image, Image.Image):
-        return np.array(_converted(image))
-    raise TypeError(f"an image is a path, a PIL image or an array, not {type(image).__name__}")
-
-
-@contextmanager
-def open_picture(path: str | Path, max_pixels: float = MAX_PIXELS) -> Iterator[Image.Image]:
-    """A file whose head is read and whose pixels are not yet, unless it is refused."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(open_image(path, max_pixels))
-        except Exception as error:  # plugins raise whatever a damaged head makes them stumble over
-            raise UserError(_unreadable(path, error)) from None
-        yield file
-
-
-def rgb(file: Image.Image, path: str | Path, upright: bool = True) -> Image.Image:
-    """All of an opened file's pixels, in mode RGB; the first picture where it holds several.
-
-    `upright` obeys a photograph's rotation mark.
-    """
-    try:
-        return _converted(file, upright)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise UserError(_unreadable(path, error)) from None
-
-
-def _unreadable(path: str | Path, error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return f"cannot read the image {path}: it is no picture, or none in {KINDS}"
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"cannot read the image {path}: {text}"
-
-
-def _converted(image: Image.Image, upright: bool = True) -> Image.Image:
-    image.load()
-    turn = _TURNS.get(_orientation(image)) if upright else None
-    if turn is not None:
-        image = image.transpose(turn)
-    if image.mode.startswith("I"):  # 16 bits: PIL's own conversion would clip, not scale
-        values = np.asarray(image)
-        if values.dtype != np.uint16:
-            values = np.clip(values, 0, 65535)
-        return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        grey = _bytes(np.asarray(image))
-        return Image.fromarray(grey).convert("RGB")
-    if image.mode == "RGB":
-        return image
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("RGB")
-
-
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # metadata that cannot be read say nothing; the pixels are there
+    except Exception:  # unreadable metadata say nothing; the pixels are there
         return 1
 
 

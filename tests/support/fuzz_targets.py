@@ -26,9 +26,9 @@ from hemnet.app.answers import Answers
 from hemnet.app.explore import Explorer
 from hemnet.app.limits import Limits
 from hemnet.app.routes import make_app
+from hemnet.data.datasets.coco_stuff import convert_mat
 from hemnet.data.download import Archive, unpack, verify
 from hemnet.data.label_conversion import convert
-from hemnet.data.prepare import _stuff_label
 from hemnet.errors import UserError
 from hemnet.export.writers import export_model
 from hemnet.nn.backbone_weights import load_weights
@@ -464,7 +464,7 @@ def archives(case: Case) -> int:
     jobs = [(p, p.with_suffix(".png")) for p in sorted(case.folder.glob("*.mat"))]
     for job in jobs:  # each alone: the first that is damaged ends the conversion of all
         with contextlib.suppress(UserError):
-            convert(_stuff_label, [job], "labels")
+            convert(convert_mat, [job])
     nothing_half(case.folder)
     return 16
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from hemnet.errors import UserError
-from hemnet.image_io import open_picture, rgb
+from hemnet.image_io import open_image, to_rgb
 
 MEGA = 1_000_000
 
@@ -42,8 +42,8 @@ def read_upload(path: Path, limits: Limits, name: str) -> tuple[Image.Image, tup
             f"{limits.bytes / MEGA:g} MB (--max-upload)."
         )
     try:
-        with open_picture(path, limits.pixels) as file:
-            picture = rgb(file, path)
+        with open_image(path, max_pixels=limits.pixels) as file:
+            picture = to_rgb(file)
     except MemoryError:
         raise UserError(f"{name}: not enough memory to read it.") from None
     except UserError as error:  # the reader names the file by its place on the server

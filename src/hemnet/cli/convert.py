@@ -52,17 +52,17 @@ def run(args: argparse.Namespace) -> None:
 
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UserError(f"{args.out} exists already: give --out a new folder.")
-    settings = None
+    config = None
     if args.config is not None:
         try:
-            settings = args.config.read_text(encoding="utf-8")
+            config = args.config.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {args.config}: {error}") from None
     classes, palette = _classes(args.classes)
     found = convert(
         args.file,
         args.source,
-        settings=settings,
+        config=config,
         ignore=args.ignore,
         classes=classes,
         palette=palette,
@@ -82,11 +82,11 @@ def _classes(
     if text is None:
         return None, None
     from hemnet.data.catalog import CATALOG
-    from hemnet.data.folders import find_classes
+    from hemnet.data.class_lists import find_classes
 
-    entry = CATALOG.get(text)
-    if entry is not None and entry.info.classes:
-        return tuple(entry.info.classes), tuple(entry.info.palette)
+    info = CATALOG.get(text)
+    if info is not None and info.classes:
+        return info.classes, info.palette
     names, colours, _ = find_classes(Path(), text)
     return names, colours or None
 

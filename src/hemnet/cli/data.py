@@ -12,9 +12,9 @@ examples:
   hemnet data show camvid --root CamVid --split val --out sheet.png
   hemnet data show --config configs/folder.yaml --data.root mydata    as training will see it
 
-data sets: voc, pascal_context, pascal_context_59, coco_stuff, coco, camvid, cityscapes, ade20k,
-folder (images/ and labels/), list (a file of pairs), hf (Hugging Face), scenes and recall
-(generated, no files needed)
+data sets: {datasets}
+(folder has images/ and labels/, list is a file of pairs, hf is of Hugging Face; scenes and recall
+are generated and need no files)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hemnet.cli.flag_names import with_flags
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
 
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _open(args: argparse.Namespace, split: str, skip_missing: bool) -> SegmentationDataset:
     from hemnet.data.catalog import open_dataset
-    from hemnet.data.folders import parse_label_map
+    from hemnet.data.class_lists import parse_label_map
 
     label_map = parse_label_map(args.label_map) if args.label_map else None
     return open_dataset(
@@ -159,11 +160,11 @@ def _open(args: argparse.Namespace, split: str, skip_missing: bool) -> Segmentat
 
 
 def _check(args: argparse.Namespace) -> None:
-    from hemnet.data.catalog import GENERATED, splits_present
-    from hemnet.data.check import check
+    from hemnet.data.catalog import GENERATED, list_splits
+    from hemnet.data.check import check_datasets
 
     check_output(args.json)
-    splits = [args.split] if args.split else splits_present(args.name, args.root, args.labels)
+    splits = [args.split] if args.split else list_splits(args.name, args.root, args.labels)
     if args.name in GENERATED and args.length is None:
         args.length = SCENES_LOOKED_AT
         print(
@@ -173,7 +174,7 @@ def _check(args: argparse.Namespace) -> None:
     # Missing files are part of the report, unless a part is what the user has.
     with _quiet():  # the report has the notes
         datasets = [_open(args, split, True) for split in splits]
-    report = check(datasets, workers=args.workers)
+    report = check_datasets(datasets, workers=args.workers)
     if args.skip_missing:
         report.problems = [p for p in report.problems if p.kind != "missing"]
     _print_report(report)
@@ -222,11 +223,13 @@ def _print_report(report: Report) -> None:
             table.add_row(escape(name), bar, _percent(share), str(found.image_count[name]))
         console.print(table)
     for note in report.notes:
-        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+        text = escape(with_flags(note))
+        console.print(f"[yellow]note[/] {text}", soft_wrap=True)
     for kind, problems in report.by_kind().items():
         console.print(f"\n[bold red]{kind}[/] ({len(problems)})")
         for problem in problems[:SHOWN]:
-            console.print(f"  {problem.split}  {problem.message}", soft_wrap=True, markup=False)
+            text = f"  {problem.split}  {with_flags(problem.message)}"
+            console.print(text, soft_wrap=True, markup=False)
         if len(problems) > SHOWN:
             console.print(f"  … and {len(problems) - SHOWN} more; --json FILE has all of them")
 
@@ -247,39 +250,31 @@ def _bar(share: float, *, blocks: bool, width: int = 30) -> str:
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from hemnet.data.catalog import dataset_info
-    from hemnet.data.prepare import preparations, prepare_folder
+    from hemnet.data.catalog import prepare_dataset
 
     if args.name in FORMATS:
         if args.root is None:
             raise UserError("say where the images are: --root DIR")
-        from hemnet.data.import_annotations import convert_format
+        from hemnet.data.import_annotations import convert_annotations
 
-        print(convert_format(args.name, args.root, args.source, args.out, args.classes))
+        print(convert_annotations(args.name, args.root, args.source, args.out, args.classes))
         folder = args.out or f"{args.root.resolve().name}-prepared"
         print(f"next: hemnet data split folder --root {folder}")
         return
     for option in ("out", "classes"):
         if getattr(args, option) is not None:
             raise UserError(f"--{option} is for {', '.join(FORMATS)}.")
-    dataset_info(args.name)  # an unknown name is answered with the known ones
-    known = preparations()
-    if args.name not in known:
-        print(f"{args.name}: nothing to prepare; it is read as it is distributed.")
-        return
-    if args.root is None:
-        raise UserError("say where the data is (or should be): --root DIR")
-    if args.name == "folder":
-        print(prepare_folder(args.root, args.source, args.download, args.labels))
-    else:
-        print(known[args.name](args.root, args.source, args.download))
+    report = prepare_dataset(
+        args.name, args.root, source=args.source, labels=args.labels, download=args.download
+    )
+    print(with_flags(report))
 
 
 def _show(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from hemnet.data.catalog import GENERATED, splits_present
-    from hemnet.data.contact_sheet import contact_sheet, save_sheet
+    from hemnet.data.catalog import GENERATED, list_splits
+    from hemnet.data.contact_sheet import draw_contact_sheet, save_sheet
     from hemnet.data.transforms import Augmentation
 
     for name, low, high in (
@@ -294,7 +289,7 @@ def _show(args: argparse.Namespace) -> None:
         return
     if args.name is None:
         raise UserError("say which data set: `hemnet data show NAME`, or --config FILE.")
-    split = args.split or splits_present(args.name, args.root, args.labels)[0]
+    split = args.split or list_splits(args.name, args.root, args.labels)[0]
     dataset = _open(args, split, args.skip_missing)
     picks = np.random.default_rng(args.seed).permutation(min(len(dataset), FIRST))[: args.count]
     augmentation = None
@@ -307,7 +302,7 @@ def _show(args: argparse.Namespace) -> None:
             augmentation = Augmentation(crop=(side, side), scale=scale, jitter=args.jitter)
         except ValueError as error:
             raise UserError(str(error)) from None
-    sheet = contact_sheet(
+    sheet = draw_contact_sheet(
         dataset,
         sorted(int(i) for i in picks),
         augmentation=augmentation,
@@ -324,7 +319,7 @@ def _show_training(args: argparse.Namespace) -> None:
     """The first images of a training, in its order and with its augmentation."""
     from itertools import islice
 
-    from hemnet.data.contact_sheet import contact_sheet, save_sheet
+    from hemnet.data.contact_sheet import draw_contact_sheet, save_sheet
     from hemnet.data.sampler import EndlessSampler
     from hemnet.data.transforms import Augmentation
     from hemnet.training.config_parser import read_config
@@ -342,7 +337,7 @@ def _show_training(args: argparse.Namespace) -> None:
     dataset = open_split(data, data.split, data.length)
     keys = list(islice(EndlessSampler(len(dataset), seed=seed), args.count))
     look = Augmentation(data.crop, data.scale, data.flip, data.jitter, scale_step=data.scale_step)
-    sheet = contact_sheet(
+    sheet = draw_contact_sheet(
         dataset, keys, augmentation=look, tile=args.tile, columns=args.columns, seed=seed
     )
     path = args.out or Path(f"{data.name}-{data.split}.png")
@@ -358,16 +353,16 @@ def _split(args: argparse.Namespace) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from hemnet.data.catalog import splits_present
+    from hemnet.data.catalog import list_splits
     from hemnet.data.dataset import FileDataset
     from hemnet.data.folders import SPLITS
-    from hemnet.data.split import divide, write_splits
+    from hemnet.data.split import stratified_split, write_splits
 
     if args.name != "folder" or args.root is None:
         raise UserError("`hemnet data split` divides a folder: hemnet data split folder --root DIR")
     if (args.root / SPLITS).exists():
         raise UserError(f"{args.root / SPLITS} exists already: remove it to divide anew.")
-    present = splits_present("folder", args.root, args.labels)
+    present = list_splits("folder", args.root, args.labels)
     shares = {"train": 1 - args.val - args.test, "val": args.val, "test": args.test}
     shares = {part: share for part, share in shares.items() if share != 0}
     source = args.split or present[0]
@@ -379,7 +374,7 @@ def _split(args: argparse.Namespace) -> None:
         )
     dataset = _open(args, source, args.skip_missing)
     assert isinstance(dataset, FileDataset)
-    division = divide(dataset, shares, group=args.group, seed=args.seed)
+    division = stratified_split(dataset, shares, group=args.group, seed=args.seed)
     written = write_splits(dataset, division, args.root)
     table = Table("class", box=None, pad_edge=False)
     for part in division.members:

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
 def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
     """What the flags say; what they leave open, a run folder knows."""
     from hemnet.data.catalog import GENERATED, open_dataset
-    from hemnet.data.folders import parse_label_map
+    from hemnet.data.class_lists import parse_label_map
     from hemnet.training.config import DataConfig
     from hemnet.training.config_parser import run_config
 
@@ -126,27 +126,19 @@ def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> Segm
     if config is not None and config.data.name == name:
         known = config.data
     label_map = parse_label_map(args.label_map) if args.label_map else known.label_map
-    try:
-        dataset = open_dataset(
-            name,
-            args.root or known.root,
-            args.split or known.val_split or "val",
-            skip_missing=args.skip_missing or known.skip_missing,
-            classes=args.classes or known.classes,
-            label_map=label_map,
-            labels=args.labels or known.labels,
-            columns=args.columns or known.columns,
-            size=args.size or (known.size if name in GENERATED else None),
-            length=args.length or known.val_length,
-            groups=args.groups,
-        )
-    except UserError as error:  # the reader speaks of its own flags
-        text = (
-            str(error)
-            .replace("--root", "--data.root")
-            .replace("--skip-missing", "--data.skip_missing")
-        )
-        raise UserError(text) from None
+    dataset = open_dataset(
+        name,
+        args.root or known.root,
+        args.split or known.val_split or "val",
+        skip_missing=args.skip_missing or known.skip_missing,
+        classes=args.classes or known.classes,
+        label_map=label_map,
+        labels=args.labels or known.labels,
+        columns=args.columns or known.columns,
+        size=args.size or (known.size if name in GENERATED else None),
+        length=args.length or known.val_length,
+        groups=args.groups,
+    )
     names = model.config.classes
     if names is not None and names != tuple(dataset.info.classes):
         pairs = zip(names, dataset.info.classes, strict=False)

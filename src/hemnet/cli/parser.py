@@ -14,8 +14,11 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
+from hemnet.cli.flag_names import command_flags, with_flags
+from hemnet.cli.help_formatter import HelpFormatter
 from hemnet.errors import UserError, explain, is_wrong_name
 from hemnet.version import __version__
 
@@ -104,7 +107,7 @@ def build_parser() -> Parser:
             name,
             help=module.HELP,
             description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
@@ -119,16 +122,33 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return {}
 
 
+def _flags(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> dict[str, argparse.Action | None]:
+    """Of the command that was given."""
+    flags: dict[str, argparse.Action | None] = {}
+    if args.command == "train" or getattr(args, "settings", None):  # of a configuration
+        from hemnet.training.config import DataConfig
+
+        flags |= dict.fromkeys(f"--data.{field.name}" for field in fields(DataConfig))
+    for name in (args.command, getattr(args, "action", None)):
+        parser = subcommands(parser).get(str(name), parser)
+    return flags | {flag: action for action in parser._actions for flag in action.option_strings}
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the name of a file need not be text
             stream.reconfigure(errors="backslashreplace")
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    command_flags.clear()
+    command_flags.update(_flags(parser, args))
     warnings.filterwarnings("ignore", module=r"PIL\.")  # notes on odd metadata of image files
     try:
         args.run(args)
     except UserError as error:
-        print(f"hemnet: {error}", file=sys.stderr)
+        print(f"hemnet: {with_flags(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("hemnet: interrupted", file=sys.stderr)

@@ -37,6 +37,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hemnet.cli.flag_names import with_flags
 from hemnet.cli.inference_options import add_looking, chosen_device, looking_options
 from hemnet.errors import UserError
 
@@ -155,7 +156,7 @@ def _options(args: argparse.Namespace) -> PredictOptions:
 
 
 def _check_voc(model: Segmenter | ExportedModel, sources: Sequence[Source]) -> None:
-    from hemnet.data.class_lists import VOC
+    from hemnet.data.datasets.voc import CLASSES as VOC
 
     names = model.config.classes
     if model.config.num_classes != len(VOC) or (names is not None and names != VOC):
@@ -187,7 +188,8 @@ def _predict(predictor: Predictor, writer: Writer, sources: Sequence[Source]) ->
             for line in _written(writer, predictor.predict_files(sources, step)):
                 if "error" in line:
                     failed += 1
-                    bar.console.print(line["error"], markup=False, highlight=False, soft_wrap=True)
+                    text = with_flags(line["error"])
+                    bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
                 lines[Path(line["file"])] = _json(line)
                 while following is not None and following.path in lines:
                     file.write(lines.pop(following.path) + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.files import write_json
-from hemnet.image_io import read_picture
+from hemnet.image_io import read_image
 from hemnet.inference.open_model import load_model
 from hemnet.inspection.attention import choose_bases, class_shares, look
 from hemnet.inspection.em_trace import spread_out
@@ -184,7 +184,7 @@ def attention(args: argparse.Namespace) -> None:
     model.eval()
     mask = None
     if args.image is not None:
-        image = torch.from_numpy(read_picture(args.image)).permute(2, 0, 1)
+        image = torch.from_numpy(read_image(args.image)).permute(2, 0, 1)
     elif 0 <= args.index < len(dataset):
         image, mask = dataset.read(args.index)
     else:

@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="try rising learning rates on this data and propose one; write nothing",
     )
-    parser.epilog = help_text()
+    parser.epilog = f"{help_text()}\n\nmodels: {{models}}\ndata sets: {{datasets}}"
     parser.takes_settings = True
     parser.old_flags = {"--find-rate": "--find-lr"}
 

@@ -1,6 +1,6 @@
-"""Annotations as labelling tools write them, read: LabelMe, COCO JSON, CVAT's mask export.
+"""Readers of labelling tools' annotations: LabelMe, COCO JSON, CVAT's mask export.
 
-Each reader gives a `Project`: its images, what is drawn on each, and its class names. `convert`
+Each reader gives a `Annotations`: its images, what is drawn on each, and its class names. `convert`
 writes any of them as our folder layout.
 """
 
@@ -16,24 +16,23 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
-from hemnet.data.annotation_shapes import Drawn, Shape, draw, points
-from hemnet.data.labels import Colour, DataError, unreadable
-from hemnet.data.layouts import IMAGE_EXTENSIONS, files_under, read_ids, read_lines
-from hemnet.errors import UserError
-from hemnet.image_io import RefusedError, open_image
+from hemnet.data.annotation_shapes import Rasterised, Shape, points, rasterise
+from hemnet.data.labels import Colour
+from hemnet.data.listing import IMAGE_EXTENSIONS, files_under, read_ids, read_lines
+from hemnet.errors import DataError, UserError
+from hemnet.image_io import open_image
 
 BACKGROUND = ("background", "_background_", "__background__", "bg")
 IGNORED = ("__ignore__", "_ignore_", "ignore", "void", "unlabeled", "unlabelled")
-ORIENTATION = 0x0112  # EXIF's tag
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val"}
 SPLITS |= {"validation": "val", "test": "test", "testing": "test"}
 
 
 @dataclass
-class Item:
-    """An image and what is drawn on it."""
+class AnnotatedImage:
+    """An image and its annotations."""
 
     key: str  # its path, without extension
     image: Path
@@ -41,40 +40,37 @@ class Item:
     split: str | None = None
     size: tuple[int, int] | None = None  # height and width that the annotations are for
     pixels: bytes | None = None  # of the image, where the file beside it is missing
-    painted: Path | None = None  # coloured labels, instead of shapes
+    coloured: Path | None = None  # coloured labels, instead of shapes
 
-    def draw(
+    def rasterise(
         self, ids: Mapping[str, int], height: int, width: int, colours: Mapping[Colour, str]
-    ) -> Drawn:
-        """Class ids of the image's pixels; `colours` are the names in a painted label file."""
-        if self.painted is None:
-            return draw(self.shapes, ids, height, width)
-        try:
-            with open_image(self.painted) as picture:  # a palette's indices mean nothing here
-                pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-                size = picture.height, picture.width
-        except (RefusedError, OSError, ValueError, SyntaxError) as error:
-            raise unreadable(self.painted, error) from None
+    ) -> Rasterised:
+        """Class ids of the image's pixels; `colours` are the names in a coloured label file."""
+        if self.coloured is None:
+            return rasterise(self.shapes, ids, height, width)
+        with open_image(self.coloured) as file:  # a palette's indices mean nothing here
+            pixels = np.asarray(file.convert("RGB")).reshape(-1, 3)
+            size = file.height, file.width
         found, places = np.unique(pixels, axis=0, return_inverse=True)
         table = np.zeros(len(found), np.uint8)
         for number, colour in enumerate(found.tolist()):
             name = colours.get((colour[0], colour[1], colour[2]))
             if name is None:
                 raise DataError(
-                    f"{self.painted}: the colour {tuple(colour)} is not in labelmap.txt. Export "
+                    f"{self.coloured}: the colour {tuple(colour)} is not in labelmap.txt. Export "
                     "the task again."
                 )
             table[number] = ids.get(name, 0)
-        return Drawn(table[places.ravel()].reshape(size), 0, 0)
+        return Rasterised(table[places.ravel()].reshape(size), 0, 0)
 
 
 @dataclass
-class Project:
-    """What a tool has written: `classes` in their order, without the background."""
+class Annotations:
+    """All that a tool exported; `classes` in order, without the background."""
 
-    items: list[Item]
+    items: list[AnnotatedImage]
     classes: list[str]
-    colours: dict[Colour, str] = field(default_factory=dict)  # of painted labels
+    colours: dict[Colour, str] = field(default_factory=dict)  # of coloured labels
     notes: list[str] = field(default_factory=list)
 
 
@@ -86,7 +82,7 @@ def _json(path: Path) -> Any:
 
 
 def images_by_name(root: Path, leave_out: Path | None = None) -> dict[str, list[Path]]:
-    """Images below a folder by the names that annotations may have for them."""
+    """Images below a folder, by every name that annotations may use for them."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in files_under(root, IMAGE_EXTENSIONS):
         if leave_out is None or leave_out not in path.parents:
@@ -105,16 +101,16 @@ def _find(named: str, near: Path, known: Mapping[str, list[Path]]) -> Path | Non
     return fitting[0] if len(fitting) == 1 else None
 
 
-def labelme(root: Path, source: Path) -> Project:
+def labelme(root: Path, source: Path) -> Annotations:
     """A JSON file for each image, with polygons, rectangles, circles and masks."""
     files = [path for path in files_under(source, (".json",)) if "shapes" in _keys(path)]
     if not files:
         raise UserError(
             f"{source}: no LabelMe annotations (.json files with shapes). Give the folder that "
-            "LabelMe saved into with --source."
+            "LabelMe saved into as `source`."
         )
     known = images_by_name(root)
-    project = Project([], [])
+    annotations = Annotations([], [])
     odd: dict[str, int] = defaultdict(int)
     for path in files:
         content = _json(path)
@@ -122,10 +118,12 @@ def labelme(root: Path, source: Path) -> Project:
         image = _find(named, path.parent, known) or _find(path.stem, path.parent, known)
         data = content.get("imageData")
         if image is None and not data:
-            project.notes.append(f"{path}: left out, its image {named!r} is not there.")
+            annotations.notes.append(f"{path}: left out, its image {named!r} is not there.")
             continue
         key = path.relative_to(source).with_suffix("").as_posix()
-        item = Item(key, image or path.with_name(PurePosixPath(named.replace("\\", "/")).name))
+        item = AnnotatedImage(
+            key, image or path.with_name(PurePosixPath(named.replace("\\", "/")).name)
+        )
         if image is None:
             item.pixels = base64.b64decode(data)
         if content.get("imageHeight") and content.get("imageWidth"):
@@ -141,11 +139,13 @@ def labelme(root: Path, source: Path) -> Project:
                 odd[str(raw.get("shape_type"))] += 1
             else:
                 item.shapes.append(shape)
-        project.items.append(item)
+        annotations.items.append(item)
     for kind, count in odd.items():
-        project.notes.append(f"{count} shapes of the kind {kind!r} have no area and are left out.")
-    project.classes = sorted({s.name for item in project.items for s in item.shapes})
-    return project
+        annotations.notes.append(
+            f"{count} shapes of the kind {kind!r} have no area and are left out."
+        )
+    annotations.classes = sorted({s.name for item in annotations.items for s in item.shapes})
+    return annotations
 
 
 def _keys(path: Path) -> set[str]:
@@ -171,7 +171,7 @@ def _labelme_shape(raw: dict[str, Any]) -> Shape | None:
     return None
 
 
-def coco_json(root: Path, source: Path) -> Project:
+def coco_json(root: Path, source: Path) -> Annotations:
     """Files with images, annotations and categories; polygons and run lengths (RLE)."""
     files = [source] if source.is_file() else files_under(source, (".json",))
     contents = [(path, _json(path)) for path in files]
@@ -180,18 +180,20 @@ def coco_json(root: Path, source: Path) -> Project:
     if not contents:
         raise UserError(
             f"{source}: no COCO annotations (a .json file with images, annotations and "
-            "categories). Give the file with --source."
+            "categories). Give the file as `source`."
         )
     known = images_by_name(root)
-    project, boxes = Project([], []), 0
+    annotations, boxes = Annotations([], []), 0
     for path, content in contents:
         try:
-            boxes += _coco_file(path, content, known, project, root, split_of(path, contents))
+            boxes += _coco_file(path, content, known, annotations, root, split_of(path, contents))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: not COCO annotations ({error!r}). Export it again.") from None
     if boxes:
-        project.notes.append(f"{boxes} annotations have a box and no outline: they are left out.")
-    return project
+        annotations.notes.append(
+            f"{boxes} annotations have a box and no outline: they are left out."
+        )
+    return annotations
 
 
 def split_of(path: Path, files: list[Any]) -> str | None:
@@ -203,7 +205,7 @@ def split_of(path: Path, files: list[Any]) -> str | None:
     if not named:
         raise UserError(
             f"{path}: one of {len(files)} annotation files, and neither it nor its folder is "
-            "called train, val or test. Rename it, or give one file with --source."
+            "called train, val or test. Rename it, or give one file as `source`."
         )
     return named[-1]
 
@@ -212,7 +214,7 @@ def _coco_file(
     path: Path,
     content: dict[str, Any],
     known: Mapping[str, list[Path]],
-    project: Project,
+    annotations: Annotations,
     root: Path,
     split: str | None,
 ) -> int:
@@ -223,7 +225,7 @@ def _coco_file(
         if category["name"] in above and category["id"] not in used:
             continue  # a heading of the others, as Roboflow writes it
         names[category["id"]] = str(category["name"])
-    project.classes += [n for n in names.values() if n not in project.classes]
+    annotations.classes += [n for n in names.values() if n not in annotations.classes]
     shapes, boxes = defaultdict(list), 0
     for annotation in content["annotations"]:
         outline, name = annotation.get("segmentation"), names[annotation["category_id"]]
@@ -244,16 +246,16 @@ def _coco_file(
         outside = {"..", "/"} & {*named.parts} or ":" in named.parts[0]
         key = named.name if outside else named.as_posix()
         size = (int(entry["height"]), int(entry["width"])) if entry.get("height") else None
-        project.items.append(Item(key, image, shapes[entry["id"]], split, size))
+        annotations.items.append(AnnotatedImage(key, image, shapes[entry["id"]], split, size))
     if lost:
-        project.notes.append(
+        annotations.notes.append(
             f"{path.name}: {len(lost)} of {len(content['images'])} images are not below {root} "
             f"(first: {lost[0]}). They are left out."
         )
     return boxes
 
 
-def cvat(root: Path, source: Path) -> Project:
+def cvat(root: Path, source: Path) -> Annotations:
     """CVAT's "Segmentation mask" export: labelmap.txt, SegmentationClass/, ImageSets/."""
     base = next((p.parent for p in sorted(source.rglob("labelmap.txt"))), None)
     if base is None or not (base / "SegmentationClass").is_dir():
@@ -279,39 +281,37 @@ def cvat(root: Path, source: Path) -> Project:
     sets = sorted((base / "ImageSets" / "Segmentation").glob("*.txt"))
     split = {key: p.stem for p in sets for key in read_ids(p)} if len(sets) > 1 else {}
     known = images_by_name(root)
-    project = Project([], names, colours)
+    annotations = Annotations([], names, colours)
     masks = base / "SegmentationClass"
-    painted = {masks, base / "SegmentationObject"}
+    coloured = {masks, base / "SegmentationObject"}
     for path in files_under(masks, (".png",)):
         key = path.relative_to(masks).with_suffix("").as_posix()
-        images = [p for p in known.get(path.stem, []) if not painted & {*p.parents}]
+        images = [p for p in known.get(path.stem, []) if not coloured & {*p.parents}]
         whole = [p for p in images if p.with_suffix("").as_posix().endswith(f"/{key}")] or images
         if len(whole) != 1:
             found = "is not there" if not whole else "could be one of several"
-            project.notes.append(f"{path}: left out, its image {found}.")
+            annotations.notes.append(f"{path}: left out, its image {found}.")
             continue
         named = SPLITS.get(split.get(key, "").lower(), split.get(key)) if split else None
-        project.items.append(Item(key, whole[0], split=named, painted=path))
-    return project
+        annotations.items.append(AnnotatedImage(key, whole[0], split=named, coloured=path))
+    return annotations
 
 
-READERS: dict[str, Callable[[Path, Path], Project]] = {
+READERS: dict[str, Callable[[Path, Path], Annotations]] = {
     "labelme": labelme,
     "coco-json": coco_json,
     "cvat": cvat,
 }
 
 
-def upright(item: Item) -> tuple[Image.Image | None, tuple[int, int]]:
-    """The picture turned as its tool has shown it, if its file lies otherwise, and its size."""
-    try:
-        with open_image(item.image if item.pixels is None else item.pixels) as picture:
-            stored = picture.height, picture.width
-            turn = picture.getexif().get(ORIENTATION, 1)
-            as_stored = turn > 4 and item.size == stored and stored[0] != stored[1]
-            if turn not in range(2, 9) or as_stored:
-                return None, stored
-            turned = ImageOps.exif_transpose(picture)
-            return turned, (turned.height, turned.width)
-    except (RefusedError, OSError, ValueError, SyntaxError) as error:
-        raise unreadable(item.image, error) from None
+def upright(item: AnnotatedImage) -> tuple[Image.Image | None, tuple[int, int]]:
+    """The image as its tool showed it, if the file's EXIF orientation differs, and its size."""
+    source = item.image if item.pixels is None else item.pixels
+    with open_image(source, str(item.image)) as file:
+        stored = file.height, file.width
+        orientation = file.getexif().get(ExifTags.Base.Orientation, 1)
+        as_stored = orientation > 4 and item.size == stored and stored[0] != stored[1]
+        if orientation not in range(2, 9) or as_stored:
+            return None, stored
+        turned = ImageOps.exif_transpose(file)
+        return turned, (turned.height, turned.width)

@@ -1,4 +1,4 @@
-"""Outlines and run lengths, as labelling tools store them, into label maps."""
+"""Rasterise the polygons and run lengths of labelling tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.path import Path as MplPath
 from numpy.typing import NDArray
 
 Area = NDArray[np.bool_]
@@ -15,7 +14,7 @@ Area = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Shape:
-    """One annotated region: polygons (of which it is the union), run lengths, or a mask."""
+    """One annotated region: a union of polygons, a circle, run lengths, or a mask."""
 
     name: str  # of its class
     polygons: Sequence[NDArray[np.float64]] = ()  # N,2 each: x, y in pixels
@@ -26,7 +25,7 @@ class Shape:
     def area(self, height: int, width: int) -> Area:
         """The pixels of the region, (height, width)."""
         if self.runs is not None:
-            return from_runs(self.runs, height, width)
+            return decode_runs(self.runs, height, width)
         found = np.zeros((height, width), bool)
         for polygon in self.polygons:
             _fill(found, polygon)
@@ -44,29 +43,33 @@ class Shape:
 
 def _fill(area: Area, polygon: NDArray[np.float64]) -> None:
     """Adds the pixels whose centres lie inside; Pillow's polygons are half a pixel too large."""
+    from matplotlib.path import Path as Outline  # takes long, and only annotations need it
+
     height, width = area.shape
     left, top = np.maximum(np.floor(polygon.min(0)), 0).astype(int)
     right, bottom = np.minimum(np.ceil(polygon.max(0)), (width, height)).astype(int)
     if len(polygon) < 3 or right <= left or bottom <= top:
         return
     x, y = np.meshgrid(np.arange(left, right) + 0.5, np.arange(top, bottom) + 0.5)
-    inside = MplPath(polygon).contains_points(np.column_stack((x.ravel(), y.ravel())))
+    inside = Outline(polygon).contains_points(np.column_stack((x.ravel(), y.ravel())))
     area[top:bottom, left:right] |= inside.reshape(x.shape)
 
 
 @dataclass
-class Drawn:
-    """A label map, and what was noticed while it was drawn."""
+class Rasterised:
+    """A label map, and what is odd about it."""
 
     labels: NDArray[np.uint8]
     contested: int  # pixels that shapes of different classes claim
     empty: int  # shapes without a pixel
 
 
-def draw(shapes: Sequence[Shape], ids: Mapping[str, int], height: int, width: int) -> Drawn:
-    """Class ids (height, width), 0 where no shape is. Where shapes overlap, the smaller one counts:
+def rasterise(
+    shapes: Sequence[Shape], ids: Mapping[str, int], height: int, width: int
+) -> Rasterised:
+    """Class ids (height, width), 0 where no shape is.
 
-    what lies upon something is drawn smaller than what it lies upon.
+    Where shapes overlap, the smaller one wins: it usually lies on top of the larger one.
     """
     found = [(shape.area(height, width), ids[shape.name]) for shape in shapes if shape.name in ids]
     labels = np.zeros((height, width), np.uint8)
@@ -75,11 +78,11 @@ def draw(shapes: Sequence[Shape], ids: Mapping[str, int], height: int, width: in
         contested |= area & claimed & (labels != label)
         claimed |= area
         labels[area] = label
-    return Drawn(labels, int(contested.sum()), sum(not area.any() for area, _ in found))
+    return Rasterised(labels, int(contested.sum()), sum(not area.any() for area, _ in found))
 
 
-def from_runs(counts: Sequence[int] | str, height: int, width: int) -> Area:
-    """COCO's run lengths: of 0s and 1s in turn, down the columns; compressed if a string."""
+def decode_runs(counts: Sequence[int] | str, height: int, width: int) -> Area:
+    """Decode COCO's run lengths of 0s and 1s, column by column; a string is compressed."""
     runs = _decompressed(counts) if isinstance(counts, str) else list(counts)
     if sum(runs) != height * width or min(runs, default=0) < 0:
         raise ValueError(f"run lengths of {sum(runs)} pixels for an image of {height * width}")
@@ -88,7 +91,7 @@ def from_runs(counts: Sequence[int] | str, height: int, width: int) -> Area:
 
 
 def _decompressed(text: str) -> list[int]:
-    """Numbers in characters of 5 bits, lowest first; from the third on, less the last but one."""
+    """COCO's compression: 5 bits a character, lowest first; from the third on, differences."""
     runs: list[int] = []
     value = shift = 0
     for character in text:

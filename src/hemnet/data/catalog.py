@@ -1,4 +1,4 @@
-"""The catalog: every data set by name, with its classes, colours, splits and official sizes.
+"""The catalog: every data set by name.
 
 >>> from hemnet.data import open_dataset
 >>> dataset = open_dataset("scenes", split="val")
@@ -8,113 +8,53 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hemnet.data import class_lists as known
-from hemnet.data import folders, layouts
+from hemnet.data import folders
 from hemnet.data import huggingface as hf
-from hemnet.data.dataset import FileDataset, Info, SegmentationDataset
+from hemnet.data.class_lists import colour_map, find_classes
+from hemnet.data.dataset import FileDataset, Info, Pair, SegmentationDataset
+from hemnet.data.datasets.ade20k import ADE20K
+from hemnet.data.datasets.camvid import CAMVID
+from hemnet.data.datasets.cityscapes import CITYSCAPES
+from hemnet.data.datasets.coco import COCO
+from hemnet.data.datasets.coco_stuff import COCO_STUFF
+from hemnet.data.datasets.pascal_context import PASCAL_CONTEXT, PASCAL_CONTEXT_59
+from hemnet.data.datasets.voc import VOC
+from hemnet.data.download import obtain
+from hemnet.data.entry import Entry, SplitFiles
+from hemnet.data.folder_classes import write_classes
 from hemnet.data.label_matching import no_layout
-from hemnet.data.labels import Coding
-from hemnet.data.layouts import Layout, Pair
+from hemnet.data.labels import LabelEncoding
 from hemnet.data.recall import RECALL, Recall
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError
 
 log = logging.getLogger("hemnet")
 
-
-@dataclass(frozen=True)
-class Entry:
-    info: Info
-    find: Callable[[Path, str], Layout]
-
-
-def _pascal_context(count: int) -> Info:
-    names = tuple(known.raw_classes("pascal_context").values())
-    first = 60 - count
-    return Info(
-        "pascal_context" if count == 60 else "pascal_context_59",
-        f"PASCAL Context, {count} classes",
-        names[first:],
-        known.colour_map(60)[first:],
-        {"train": 4998, "val": 5105},
+OFFICIAL: dict[str, Entry] = {
+    entry.info.name: entry
+    for entry in (
+        *(VOC, PASCAL_CONTEXT, PASCAL_CONTEXT_59, COCO_STUFF),
+        *(COCO, CAMVID, CITYSCAPES, ADE20K),
     )
-
-
-def _entries() -> dict[str, Entry]:
-    coco_sizes = {"train2017": 118287, "val2017": 5000}
-    stuff = known.raw_classes("coco_stuff")
-    palette = known.colour_map(183)
-    cityscapes_colours = tuple(colour for _, colour in known.CITYSCAPES.values())
-    voc_sizes = {"train": 1464, "trainaug": 10582, "trainval": 2913, "val": 1449}
-    infos: list[tuple[Info, Callable[[Path, str], Layout]]] = [
-        (Info("voc", "PASCAL VOC 2012", known.VOC, known.colour_map(21), voc_sizes), layouts.voc),
-        (_pascal_context(60), layouts.pascal_context),
-        (_pascal_context(59), layouts.pascal_context_59),
-        (
-            Info(
-                "coco_stuff",
-                "COCO-Stuff 10k (train, test) and 164k (train2017, val2017)",
-                tuple(stuff.values()),
-                tuple(palette[raw] for raw in stuff),
-                {"train": 9000, "test": 1000} | coco_sizes,
-            ),
-            layouts.coco_stuff,
-        ),
-        (
-            # Only images with objects of VOC's classes are rendered, so no size is official.
-            Info(
-                "coco",
-                "COCO in VOC's classes",
-                known.VOC,
-                known.colour_map(21),
-                dict.fromkeys(coco_sizes),
-            ),
-            layouts.coco,
-        ),
-        (
-            Info(
-                "camvid",
-                "CamVid",
-                known.CAMVID,
-                known.CAMVID_COLOURS,
-                {"train": 367, "val": 101, "test": 233},
-            ),
-            layouts.camvid,
-        ),
-        (
-            Info(
-                "cityscapes",
-                "Cityscapes",
-                tuple(known.CITYSCAPES),
-                cityscapes_colours,
-                {"train": 2975, "val": 500},
-            ),
-            layouts.cityscapes,
-        ),
-        (
-            Info("ade20k", "ADE20K", *known.ade20k(), {"train": 20210, "val": 2000}),
-            layouts.ade20k,
-        ),
-        (Info("folder", "images/ and labels/ of your own", (), (), {}), folders.folder),
-        (Info("list", "a file of image and label pairs", (), (), {}), folders.pair_list),
-        (Info("hf", "a Hugging Face data set", (), (), {}), _no_files),
-        (SCENES, _no_files),
-        (RECALL, _no_files),
-    ]
-    return {info.name: Entry(info, find) for info, find in infos}
-
-
-def _no_files(root: Path, split: str) -> Layout:
-    raise AssertionError("drawn, or not read from files in folders")
-
-
-CATALOG = _entries()
-OWN = ("folder", "list", "hf")
+}
+OWN = {
+    info.name: info
+    for info in (
+        Info("folder", "images/ and labels/ of your own", (), (), {}),
+        Info("list", "a file of image and label pairs", (), (), {}),
+        Info("hf", "a Hugging Face data set", (), (), {}),
+    )
+}
 GENERATED = {"scenes": Scenes, "recall": Recall}
+CATALOG: dict[str, Info] = {
+    **{name: entry.info for name, entry in OFFICIAL.items()},
+    **OWN,
+    **{"scenes": SCENES, "recall": RECALL},
+}
 
 
 def list_datasets() -> list[str]:
@@ -126,13 +66,13 @@ def dataset_info(name: str) -> Info:
     """Classes, colours and official splits of a data set, without its files."""
     if name not in CATALOG:
         raise UserError(f"data set {name!r}: expected one of {', '.join(CATALOG)}.")
-    return CATALOG[name].info
+    return CATALOG[name]
 
 
-def splits_present(
-    name: str, root: str | os.PathLike[str] | None, labels: str | None = None
+def list_splits(
+    name: str, root: str | os.PathLike[str] | None = None, labels: str | None = None
 ) -> list[str]:
-    """The splits of a data set that the folder has files of."""
+    """The splits whose files are in the folder."""
     info = dataset_info(name)
     if name in GENERATED:
         return list(info.splits)
@@ -149,14 +89,14 @@ def splits_present(
     present, problem = [], None
     for split in info.splits:
         try:
-            layout = CATALOG[name].find(base, split)
+            files = OFFICIAL[name].find(base, split)
         except UserError as error:
             problem = error
             continue
-        if any(_complete(pair) for pair in layout.pairs):
+        if any(pair.exists for pair in files.pairs):
             present.append(split)
         else:
-            problem = UserError(f"{base}: no complete pair of {info.title}. {layout.fix}")
+            problem = UserError(f"{base}: no complete pair of {info.title}. {files.fix}")
     if not present and problem is not None:
         raise problem
     return present
@@ -199,102 +139,137 @@ def open_dataset(
         (torch.Size([3, 96, 96]), torch.Size([96, 96]), 'val-0-0')
     """
     info = dataset_info(name)
-    _refuse(name, {"classes": classes}, OWN)
-    _refuse(name, {"labels": labels}, ("folder",))
-    _refuse(name, {"columns": columns}, ("hf",))
-    _refuse(name, {"size": size, "length": length, "seed": seed}, list(GENERATED))
-    _refuse(name, {"groups": groups}, ["recall"])
-    _refuse(name, {"label map": label_map}, [other for other in CATALOG if other not in GENERATED])
-    size, seed = 128 if size is None else size, seed or 0
-    if name == "scenes":
-        return Scenes(split, size=size, length=length, seed=seed)
-    if name == "recall":
-        return Recall(split, size=size, length=length, seed=seed, groups=groups)
+    _refuse(name, classes, "classes", OWN)
+    _refuse(name, labels, "labels", ("folder",))
+    _refuse(name, columns, "columns", ("hf",))
+    for value, option in ((size, "size"), (length, "length"), (seed, "seed")):
+        _refuse(name, value, option, GENERATED)
+    _refuse(name, groups, "groups", ("recall",))
+    read = [other for other in CATALOG if other not in GENERATED]
+    for given, option in ((root, "root"), (label_map, "label_map")):
+        _refuse(name, given, option, read)
+    if name in GENERATED:
+        options = {"size": 128 if size is None else size, "length": length, "seed": seed or 0}
+        if groups is not None:
+            options["groups"] = groups
+        return GENERATED[name](split, **options)
     base = Path(_given(name, root)).expanduser() if name == "hf" else _folder(name, root)
     if name in OWN:
-        names, colours, void = folders.find_classes(base, classes, labels)
-        info = replace(info, classes=names, palette=colours or known.colour_map(len(names)))
+        names, colours, void = find_classes(base, classes, labels)
+        info = replace(info, classes=names, palette=colours or colour_map(len(names)))
     else:
-        colours, void = tuple(info.palette), ()
+        colours, void = OFFICIAL[name].label_colours, ()
         if split not in info.splits:
             raise UserError(f"{name} split {split!r}: expected one of {', '.join(info.splits)}.")
     if name == "hf":
         rows = hf.load(str(base))
         if split not in rows:
             raise UserError(f"{base}: no split {split!r}; it has {', '.join(rows)}.")
-        coding = Coding(len(info.classes), label_map, colours, void)
-        return hf.HuggingFaceDataset(info, split, rows[split], coding, columns)
+        encoding = LabelEncoding(len(info.classes), label_map, colours, void)
+        return hf.HuggingFaceDataset(info, split, rows[split], encoding, columns)
     if name == "folder":
-        layout = folders.folder(base, split, labels)
+        files = folders.find_pairs(base, split, labels)
+    elif name == "list":
+        files = folders.read_pairs(base, split)
     else:
-        layout = CATALOG[name].find(base, split)
-    pairs, notes = _usable(info, split, base, layout, skip_missing)
-    mapping = label_map if label_map is not None else layout.label_map
-    coding = Coding(len(info.classes), mapping, colours, void)
+        files = OFFICIAL[name].find(base, split)
+    pairs, notes = _usable(info, split, base, files, skip_missing)
+    mapping = files.label_map if label_map is None else label_map
+    encoding = LabelEncoding(len(info.classes), mapping, colours, void)
     for note in notes:
         log.warning("%s", note)
-    missing = [pair for pair in layout.pairs if not _complete(pair)] if skip_missing else []
+    missing = [pair for pair in files.pairs if not pair.exists] if skip_missing else []
     return FileDataset(
-        info, split, pairs, coding, missing=missing, unpaired=layout.unpaired, notes=notes
+        info, split, pairs, encoding, missing=missing, unpaired=files.unpaired, notes=notes
     )
 
 
-def _refuse(name: str, given: Mapping[str, object], meant_for: Sequence[str]) -> None:
-    """An option that would do nothing is a mistake worth saying."""
-    for option, value in given.items():
-        if value is not None and name not in meant_for:
-            raise UserError(f"{option} is not for {name}, but for {', '.join(meant_for)}.")
+def prepare_dataset(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    *,
+    source: str | os.PathLike[str] | None = None,
+    labels: str | None = None,
+    download: bool = False,
+) -> str:
+    """Convert a data set's raw labels; returns a report.
+
+    Args:
+        name: of the catalog. For `folder`, classes.txt is written from what the labels contain.
+        root: where the data set is, or should be.
+        source: the folder of the raw labels, if they are elsewhere.
+        labels: for `folder`: see `open_dataset`.
+        download: fetch what is missing first, where its licence allows.
+    """
+    info, entry = dataset_info(name), OFFICIAL.get(name)
+    _refuse(name, labels, "labels", ("folder",))
+    if name != "folder" and (entry is None or entry.prepare is None):
+        return f"{info.name}: nothing to prepare; it is read as it is distributed."
+    place = Path(_given(name, root))
+    if download:
+        if entry is None or not entry.archives:
+            raise UserError(
+                f"{name} cannot be downloaded for you: its licence or its host forbids it."
+            )
+        for archive, brings in entry.archives:
+            obtain(archive, place, brings)
+    if name == "folder":
+        return write_classes(place, labels)
+    assert entry is not None
+    assert entry.prepare is not None
+    return entry.prepare(place, None if source is None else Path(source))
+
+
+def _refuse(
+    name: str, value: object, option: str, meant_for: Sequence[str] | Mapping[str, object]
+) -> None:
+    """An option that would do nothing is a mistake worth reporting."""
+    if value is not None and name not in meant_for:
+        raise UserError(f"`{option}` is not for {name}, but for {', '.join(meant_for)}.")
 
 
 def _usable(
-    info: Info, split: str, base: Path, layout: Layout, skip_missing: bool
+    info: Info, split: str, base: Path, files: SplitFiles, skip_missing: bool
 ) -> tuple[list[Pair], list[str]]:
-    complete = [pair for pair in layout.pairs if _complete(pair)]
-    missing = len(layout.pairs) - len(complete)
+    """The complete pairs, and notes on the others."""
+    complete = [pair for pair in files.pairs if pair.exists]
+    missing = len(files.pairs) - len(complete)
     notes = []
     if missing:
-        lost = next(pair for pair in layout.pairs if not _complete(pair))
+        lost = next(pair for pair in files.pairs if not pair.exists)
         first = lost.label if lost.image.is_file() else lost.image
         text = (
-            f"{info.name} {split}: {missing} of {len(layout.pairs)} listed pairs miss a file "
+            f"{info.name} {split}: {missing} of {len(files.pairs)} listed pairs miss a file "
             f"(first: {first})."
         )
         if not skip_missing or not complete:
-            rest = (
-                f" Or use the {len(complete)} that are complete: --skip-missing."
-                if complete
-                else ""
-            )
-            raise UserError(f"{text} {layout.fix}{rest}")
+            rest = f" Or use the {len(complete)} that are complete: `skip_missing=True`."
+            raise UserError(f"{text} {files.fix}{rest if complete else ''}")
         notes.append(f"{text} Using the {len(complete)} that are complete.")
     elif not complete:
-        raise UserError(f"{base}: no images for the split {split!r}. {layout.fix}")
+        raise UserError(f"{base}: no images for the split {split!r}. {files.fix}")
     official = info.splits.get(split)
     if official is not None and len(complete) != official:
         notes.append(
             f"{info.name} {split}: {len(complete)} images, while the official split has "
             f"{official}. Results do not compare with published ones."
         )
-    if layout.unpaired:
+    if files.unpaired:
         notes.append(
-            f"{info.name} {split}: {len(layout.unpaired)} files without a partner are left out "
-            f"(first: {layout.unpaired[0]})."
+            f"{info.name} {split}: {len(files.unpaired)} files without a partner are left out "
+            f"(first: {files.unpaired[0]})."
         )
     return complete, notes
 
 
-def _complete(pair: Pair) -> bool:
-    return pair.image.is_file() and pair.label.is_file()
-
-
 def _given(name: str, root: str | os.PathLike[str] | None) -> str:
     if root is None:
-        raise UserError(f"{name} is read from a folder: give it with --root.")
+        raise UserError(f"{name} is read from a folder: give it as `root`.")
     return os.fspath(root)
 
 
 def _folder(name: str, root: str | os.PathLike[str] | None) -> Path:
     path = Path(_given(name, root)).expanduser()
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder. Give the place of the data with --root.")
+        raise UserError(f"{path}: no such file or folder. Give the place of the data as `root`.")
     return path

@@ -1,21 +1,19 @@
-"""Finds what is wrong with a data set before training does."""
+"""Find the faults of a data set before training does."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hemnet.data.counts import count_values, file_digest, read_all
 from hemnet.data.dataset import FileDataset, SegmentationDataset, read_image, size_mismatch
-from hemnet.data.labels import VOID, DataError, decode, describe_unknown
-from hemnet.progress import track
+from hemnet.data.labels import VOID, decode_values, describe_unknown, raw_values
+from hemnet.errors import DataError
 
 HELD_OUT = ("val", "test", "val2017", "validation", "testing")
 MIXED = ("trainval", "all")  # contain held-out images on purpose
@@ -57,14 +55,14 @@ class Report:
 
 
 @dataclass
-class _Seen:
+class _PairFindings:
     problems: list[tuple[str, str]]
     size: tuple[int, int] | None  # height, width
     counts: NDArray[np.int64]  # pixels per value, (256,)
     digest: bytes | None  # of the image file
 
 
-def check(datasets: list[SegmentationDataset], *, workers: int | None = None) -> Report:
+def check_datasets(datasets: list[SegmentationDataset], *, workers: int | None = None) -> Report:
     """Read every pair of the data sets (the splits of one data set) and report."""
     report = Report(datasets[0].info.name)
     origin: dict[bytes, list[tuple[str, str]]] = defaultdict(list)  # digest → (split, file)
@@ -74,7 +72,9 @@ def check(datasets: list[SegmentationDataset], *, workers: int | None = None) ->
             report.problems += _absent(dataset)
         pixels, images = np.zeros(256, np.int64), np.zeros(256, np.int64)
         sizes: set[tuple[int, int]] = set()
-        for index, seen in enumerate(_read_all(dataset, workers)):
+        name = f"{dataset.info.name} {dataset.split}"
+        found_all = read_all(partial(_read_pair, dataset), range(len(dataset)), name, workers)
+        for index, seen in enumerate(found_all):
             report.problems += [Problem(kind, dataset.split, text) for kind, text in seen.problems]
             pixels += seen.counts
             images += seen.counts > 0
@@ -92,7 +92,7 @@ def check(datasets: list[SegmentationDataset], *, workers: int | None = None) ->
 
 
 def _one_class(dataset: SegmentationDataset, pixels: NDArray[np.int64]) -> list[Problem]:
-    """Labels in which there is nothing to tell apart, as binary masks of 0 and 255 are."""
+    """Labels of a single class, such as binary masks of 0 and 255."""
     only = [n for n, c in zip(dataset.info.classes, pixels, strict=False) if c]
     if not only:
         return []  # all void or unreadable, which is said of each file
@@ -100,7 +100,7 @@ def _one_class(dataset: SegmentationDataset, pixels: NDArray[np.int64]) -> list[
     if pixels[VOID]:
         text += (
             f", and {pixels[VOID] / pixels.sum():.1%} of the pixels are 255, which is void and "
-            "does not count. If 255 is the foreground of binary masks: --data.label_map 0:0,255:1"
+            "does not count. If 255 is the foreground of binary masks: `label_map=0:0,255:1`"
         )
     return [Problem("classes", dataset.split, f"{dataset.info.name} {dataset.split}: {text}.")]
 
@@ -115,45 +115,34 @@ def _absent(dataset: FileDataset) -> list[Problem]:
     return lost + [Problem("unpaired", dataset.split, text) for text in dataset.unpaired]
 
 
-def _read_all(dataset: SegmentationDataset, workers: int | None) -> Iterator[_Seen]:
-    # Threads: decoding and hashing release the interpreter lock.
-    with ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1)) as pool:
-        results = pool.map(lambda index: _look(dataset, index), range(len(dataset)))
-        yield from track(results, f"{dataset.info.name} {dataset.split}", len(dataset))
-
-
-def _look(dataset: SegmentationDataset, index: int) -> _Seen:
+def _read_pair(dataset: SegmentationDataset, index: int) -> _PairFindings:
     if not isinstance(dataset, FileDataset):
         try:
             _, mask = dataset.read(index)
         except DataError as error:
-            return _Seen([("unreadable", str(error))], None, np.zeros(256, np.int64), None)
+            return _PairFindings([("unreadable", str(error))], None, np.zeros(256, np.int64), None)
         height, width = mask.shape
-        return _Seen([], (height, width), _count(mask.numpy()), None)
+        return _PairFindings([], (height, width), count_values(mask.numpy()), None)
     pair, problems = dataset.pairs[index], []
     size, digest, counts = None, None, np.zeros(256, np.int64)
     try:
         height, width = read_image(pair.image).shape[1:]
         size = (height, width)
-        digest = hashlib.blake2b(pair.image.read_bytes(), digest_size=16).digest()
+        digest = file_digest(pair.image)
     except DataError as error:
         problems.append(("unreadable", str(error)))
     try:
-        labels, unknown = decode(pair.label, dataset.coding)
+        labels, unknown = decode_values(raw_values(pair.label), dataset.encoding)
     except DataError as error:
-        return _Seen([*problems, ("unreadable", str(error))], size, counts, digest)
-    counts = _count(labels)
+        return _PairFindings([*problems, ("unreadable", str(error))], size, counts, digest)
+    counts = count_values(labels)
     if unknown:
-        problems.append(("values", describe_unknown(pair.label, unknown, dataset.coding)))
+        problems.append(("values", describe_unknown(pair.label, unknown, dataset.encoding)))
     elif counts[VOID] == labels.size:
         problems.append(("void", f"{pair.label}: every pixel is void; it teaches nothing."))
     if size is not None and size != labels.shape:
         problems.append(("size", size_mismatch(pair, size, labels.shape)))
-    return _Seen(problems, size, counts, digest)
-
-
-def _count(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    return np.bincount(labels.ravel(), minlength=256).astype(np.int64)
+    return _PairFindings(problems, size, counts, digest)
 
 
 def _summarise(
@@ -177,7 +166,7 @@ def _summarise(
 
 
 def _duplicates(origin: dict[bytes, list[tuple[str, str]]]) -> list[Problem]:
-    """Images of a held-out split that training also sees, whatever their names."""
+    """Held-out images that are also in a training split, by content."""
     found = []
     for places in origin.values():
         held = [place for place in places if place[0] in HELD_OUT]

@@ -1,13 +1,16 @@
-"""What the data sets call their classes, and in which colours they draw them."""
+"""Lists of classes and colours: packaged ones, and users' own."""
 
 from __future__ import annotations
 
 import gzip
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
-from hemnet.data.labels import Colour
+from hemnet.data.labels import MAX_CLASSES, VOID, Colour
+from hemnet.data.listing import read_lines
+from hemnet.errors import UserError
 
 
 class ClassList(NamedTuple):
@@ -22,9 +25,6 @@ class ClassList(NamedTuple):
     void: tuple[Colour, ...] = ()
 
 
-_LISTS = files("hemnet.data") / "lists"
-
-
 def colour_map(size: int) -> tuple[Colour, ...]:
     """PASCAL VOC's colour map: the bits of the id spread over the high bits of the channels."""
     colours = []
@@ -37,17 +37,21 @@ def colour_map(size: int) -> tuple[Colour, ...]:
     return tuple(colours)
 
 
+def packaged_text(name: str) -> str:
+    content = (files("hemnet.data") / "lists" / name).read_bytes()
+    return (gzip.decompress(content) if name.endswith(".gz") else content).decode()
+
+
 @cache
 def official_ids(name: str) -> dict[str, str]:
-    """Image id → set, from a packaged list (`lists/NAME.txt.gz`, a line is `id set`)."""
-    text = gzip.decompress((_LISTS / f"{name}.txt.gz").read_bytes()).decode()
-    return dict(line.split() for line in text.splitlines())
+    """Image id → set, from `lists/NAME.txt.gz`; a line is `id set`."""
+    return dict(line.split() for line in packaged_text(f"{name}.txt.gz").splitlines())
 
 
 @cache
 def raw_classes(name: str) -> dict[int, str]:
-    """Id in the raw label files → class name, in the order of our classes."""
-    lines = (_LISTS / f"{name}.txt").read_text().splitlines()
+    """Id in the raw label files → class name in the order of our classes, from `lists/NAME.txt`."""
+    lines = packaged_text(f"{name}.txt").splitlines()
     return {int(key): name for key, name in (line.split(maxsplit=1) for line in lines)}
 
 
@@ -73,54 +77,69 @@ def parse_classes(text: str) -> ClassList:
     return ClassList(tuple(names[:count]), tuple(colours[:count]), tuple(colours[count:]))
 
 
-VOC = (
-    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
-    *("chair", "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant"),
-    *("sheep", "sofa", "train", "tvmonitor"),
-)
-
-CAMVID = (
-    *("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence"),
-    *("car", "pedestrian", "bicyclist"),
-)
-CAMVID_COLOURS: tuple[Colour, ...] = (
-    *((128, 128, 128), (128, 0, 0), (192, 192, 128), (128, 64, 128), (60, 40, 222)),
-    *((128, 128, 0), (192, 128, 128), (64, 64, 128), (64, 0, 128), (64, 64, 0), (0, 128, 192)),
-)
-
-# Class → (value in `labelIds` files, colour). All other values are void.
-CITYSCAPES: dict[str, tuple[int, Colour]] = {
-    "road": (7, (128, 64, 128)),
-    "sidewalk": (8, (244, 35, 232)),
-    "building": (11, (70, 70, 70)),
-    "wall": (12, (102, 102, 156)),
-    "fence": (13, (190, 153, 153)),
-    "pole": (17, (153, 153, 153)),
-    "traffic light": (19, (250, 170, 30)),
-    "traffic sign": (20, (220, 220, 0)),
-    "vegetation": (21, (107, 142, 35)),
-    "terrain": (22, (152, 251, 152)),
-    "sky": (23, (70, 130, 180)),
-    "person": (24, (220, 20, 60)),
-    "rider": (25, (255, 0, 0)),
-    "car": (26, (0, 0, 142)),
-    "truck": (27, (0, 0, 70)),
-    "bus": (28, (0, 60, 100)),
-    "train": (31, (0, 80, 100)),
-    "motorcycle": (32, (0, 0, 230)),
-    "bicycle": (33, (119, 11, 32)),
-}
-
-# VOC class id of each COCO category that VOC has.
-COCO_TO_VOC = dict(
-    zip(
-        (5, 2, 16, 9, 44, 6, 3, 17, 62, 21, 67, 18, 19, 4, 1, 64, 20, 63, 7, 72),
-        range(1, 21),
-        strict=True,
+def find_classes(
+    root: Path, classes: str | list[str] | None, labels: str | None = None
+) -> ClassList:
+    """Class names and colours from `classes`, or from `classes.txt` beside the data."""
+    if isinstance(classes, list):
+        return parse_classes("\n".join(classes))
+    if classes is None:
+        beside = (root if root.is_dir() else root.parent) / "classes.txt"
+        if not beside.is_file():
+            pattern = f" --data.labels '{labels}'" if labels else ""
+            raise UserError(
+                f"{beside}: no such file, and no classes were given. Write one class name per line "
+                "(a colour may follow: `road #804080`), give `classes`, or find them in the "
+                f"labels: hemnet data prepare folder --root {root}{pattern}"
+            )
+        return _checked(parse_classes("\n".join(read_lines(beside))), str(beside))
+    if classes.isdecimal() and classes.isascii():
+        if len(classes) > 3:
+            raise UserError(f"classes: a number of {len(classes)} digits; at most {MAX_CLASSES}.")
+        return _checked(ClassList(tuple(f"class {i}" for i in range(int(classes)))), classes)
+    if "," in classes:
+        return _checked(parse_classes(classes.replace(",", "\n")), classes)
+    if _is_file(classes):
+        return _checked(parse_classes("\n".join(read_lines(Path(classes)))), classes)
+    raise UserError(
+        f"classes {classes[:100]!r}: expected a file with a name per line, names separated by "
+        "commas, or their number."
     )
-)
 
 
-@cache
-def ade20k() -> tuple[tuple[str, ...], tuple[Colour, ...]]:
-    return parse_classes((_LISTS / "ade20k.txt").read_text())[:2]
+def _checked(found: ClassList, source: str) -> ClassList:
+    names, colours, void = found
+    if not 1 <= len(names) <= MAX_CLASSES:
+        raise UserError(f"{source}: {len(names)} classes; expected 1 to {MAX_CLASSES}.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(f"{source}: class names must differ; repeated: {', '.join(repeated)}.")
+    if len({*colours, *void}) < len(colours) + len(void):
+        raise UserError(f"{source}: two classes have the same colour.")
+    return found
+
+
+def parse_label_map(text: str) -> dict[int, int]:
+    """`0:255,1:0,2:1`, or a file with one `value: class` per line; `void` is 255."""
+    lines = read_lines(Path(text)) if _is_file(text) else text.replace(",", "\n").splitlines()
+    mapping: dict[int, int] = {}
+    for line in filter(None, (line.strip() for line in lines)):
+        value, colon, target = (part.strip() for part in line.partition(":"))
+        if not (colon and _is_value(value) and (_is_value(target) or target == "void")):
+            raise UserError(
+                f"label map {line[:100]!r}: expected VALUE:CLASS, such as 0:255,1:0 "
+                "(or a file of lines)."
+            )
+        mapping[int(value)] = VOID if target == "void" else int(target)
+    return mapping
+
+
+def _is_value(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return False

@@ -1,4 +1,4 @@
-"""Contact sheets: images, their labels in the palette, and what augmentation makes of them."""
+"""Sheets of images and labels: data sets as read and as augmented, and what models make of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision import tv_tensors
 
-from hemnet.data.dataset import SegmentationDataset
+from hemnet.data.dataset import Info, SegmentationDataset
 from hemnet.data.labels import VOID, Colour
 from hemnet.data.sampler import Key
-from hemnet.data.transforms import Augmentation, drawing, training_transform
+from hemnet.data.transforms import Augmentation, seeded_draws, training_transform
+from hemnet.errors import UserError
 from hemnet.files import atomic_write
 
 INK, PAPER, VOID_COLOUR = (40, 40, 46), (255, 255, 255), (236, 236, 232)
-GAP, LINE = 6, 22
+GAP, LINE = 6, 20
+
+Pixels = NDArray[np.uint8]  # H,W,3
+Cell = tuple[str, Sequence[Sequence[Image.Image]]]  # a caption above rows of images
 
 
-def colour_labels(mask: Tensor, palette: Sequence[Colour]) -> NDArray[np.uint8]:
+def colour_labels(mask: Tensor, palette: Sequence[Colour]) -> Pixels:
     """(H, W) class ids → (H, W, 3) colours."""
     table = np.empty((256, 3), np.uint8)
     table[:] = VOID_COLOUR
@@ -30,7 +34,7 @@ def colour_labels(mask: Tensor, palette: Sequence[Colour]) -> NDArray[np.uint8]:
     return table[mask.numpy()]
 
 
-def contact_sheet(
+def draw_contact_sheet(
     dataset: SegmentationDataset,
     indices: Sequence[int | Key],
     *,
@@ -39,114 +43,111 @@ def contact_sheet(
     columns: int | None = None,
     seed: int = 0,
 ) -> Image.Image:
-    """Pairs side by side; below each, if given, its augmented form. A legend closes the sheet.
+    """Pairs of image and labels; below each, if given, its augmented form.
 
     An index, or an epoch and an index as training draws them.
     """
-    blocks, present = [], set()
+    cells: list[Cell] = []
+    present: set[int] = set()
     for key in indices:
         epoch, index = (0, key) if isinstance(key, int) else key
         image, mask = dataset.read(index)
-        rows = [(image, mask)]
+        pairs = [(image, mask)]
         if augmentation is not None:
-            with drawing(seed, epoch, index):
-                pair = training_transform(augmentation)(
-                    tv_tensors.Image(image), tv_tensors.Mask(mask)
-                )
-            seen, labels = (part.as_subclass(Tensor) for part in pair)
-            rows.append((seen, labels))
-        present |= {int(v) for _, labels in rows for v in torch.unique(labels)}
-        blocks.append((dataset.id(index), [_pair(row, dataset.info.palette, tile) for row in rows]))
-
-    width = max(row.width for _, rows in blocks for row in rows)
-    columns = columns or _columns(len(blocks), 1700 // (width + 2 * GAP))
-    lines = [blocks[start : start + columns] for start in range(0, len(blocks), columns)]
-    sheet_width = min(columns, len(blocks)) * (width + 2 * GAP) + 2 * GAP
+            inputs = tv_tensors.Image(image), tv_tensors.Mask(mask)
+            with seeded_draws(seed, epoch, index):
+                pairs.append(training_transform(augmentation)(*inputs))
+        rows = []
+        for image, mask in pairs:
+            labels = colour_labels(mask.as_subclass(Tensor), dataset.info.palette)
+            pixels = image.as_subclass(Tensor).permute(1, 2, 0).contiguous().numpy()
+            rows.append([fit(pixels, tile), fit(labels, tile, smooth=False)])
+            present |= set(torch.unique(mask.as_subclass(Tensor)).tolist())
+        cells.append((dataset.id(index), rows))
+    if columns is None:  # as many as have room, fewer if that leaves no gap in the last line
+        widest = max(sum(image.width for image in row) for _, rows in cells for row in rows)
+        room = max(1, min(len(cells), 1700 // (widest + 2 * GAP)))
+        choices = range(room, room // 2, -1)
+        columns = next((n for n in choices if len(cells) % n == 0), room)
     caption = f"{dataset.info.title}, {dataset.split}"
     if augmentation is not None:
         caption += ": as read above, augmented below"
-    parts = [_line(line, width, sheet_width) for line in lines]
-    parts.append(_legend(dataset, sorted(present), sheet_width, caption))
-    sheet = Image.new("RGB", (sheet_width, sum(part.height for part in parts)), PAPER)
-    top = 0
-    for part in parts:
-        sheet.paste(part, (0, top))
-        top += part.height
+    return image_sheet(cells, dataset.info, present, columns, caption)
+
+
+def fit(pixels: Pixels, tile: int, smooth: bool = True) -> Image.Image:
+    """An image whose longer side is `tile`."""
+    factor = tile / max(pixels.shape[:2])
+    height, width = (max(1, round(side * factor)) for side in pixels.shape[:2])
+    method = Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
+    return Image.fromarray(pixels).resize((width, height), method)
+
+
+def image_sheet(
+    cells: Sequence[Cell], info: Info, classes: set[int], columns: int, caption: str
+) -> Image.Image:
+    """Cells in lines of `columns`, and a legend of the classes that are to be seen."""
+    rows = [[_join(row) for row in rows] for _, rows in cells]
+    width = max(image.width for images in rows for image in images)
+    lines = []
+    for start in range(0, len(cells), columns):
+        these = slice(start, start + columns)
+        lines.append(_join([_text(text, width) for text, _ in cells[these]], width + GAP))
+        lines += [_join(images, width + GAP) for images in zip(*rows[these], strict=True)]
+    total = max(line.width for line in lines)
+    return _framed(_join([*lines, _text(caption, total), _legend(info, classes, total)], down=True))
+
+
+def _join(images: Sequence[Image.Image], step: int = 0, down: bool = False) -> Image.Image:
+    """Images below each other, or side by side, with a gap; `step` is a common width."""
+    axis = 1 if down else 0
+    sizes = [step or image.size[axis] for image in images]
+    length = sum(sizes) + GAP * (len(images) - 1)
+    breadth = max(image.size[1 - axis] for image in images)
+    sheet = Image.new("RGB", (breadth, length) if down else (length, breadth), PAPER)
+    place = 0
+    for image, size in zip(images, sizes, strict=True):
+        sheet.paste(image, (0, place) if down else (place, 0))
+        place += size + GAP
     return sheet
 
 
-def _columns(count: int, room: int) -> int:
-    """As many beside each other as have room, fewer if that leaves no gap in the last line."""
-    room = max(1, min(count, room))
-    return next((n for n in range(room, room // 2, -1) if count % n == 0), room)
+def _framed(image: Image.Image) -> Image.Image:
+    sheet = Image.new("RGB", (image.width + 4 * GAP, image.height + 2 * GAP), PAPER)
+    sheet.paste(image, (2 * GAP, GAP))
+    return sheet
 
 
-def _line(
-    blocks: Sequence[tuple[str, list[Image.Image]]], width: int, sheet_width: int
-) -> Image.Image:
-    heights = [max(rows[r].height for _, rows in blocks) for r in range(len(blocks[0][1]))]
-    line = Image.new("RGB", (sheet_width, sum(heights) + GAP * (len(heights) + 1) + LINE), PAPER)
-    pen = ImageDraw.Draw(line)
-    for number, (name, rows) in enumerate(blocks):
-        left, top = 2 * GAP + number * (width + 2 * GAP), GAP
-        _text(pen, (left, top), name, width)
-        top += LINE - 4
-        for row, height in zip(rows, heights, strict=True):
-            line.paste(row, (left, top))
-            top += height + GAP
-    return line
-
-
-def _pair(row: tuple[Tensor, Tensor], palette: Sequence[Colour], tile: int) -> Image.Image:
-    """Image and labels beside each other, each within tile × tile, shape kept."""
-    image, mask = row
-    height, width = mask.shape
-    factor = tile / max(height, width)
-    size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    left = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    right = Image.fromarray(colour_labels(mask, palette))
-    out = Image.new("RGB", (2 * size[0] + 2, size[1]), PAPER)
-    out.paste(left.resize(size, Image.Resampling.LANCZOS), (0, 0))
-    out.paste(right.resize(size, Image.Resampling.NEAREST), (size[0] + 2, 0))
-    return out
-
-
-def _legend(
-    dataset: SegmentationDataset, values: list[int], width: int, caption: str
-) -> Image.Image:
-    entries = [(dataset.info.classes[v], dataset.info.palette[v]) for v in values if v != VOID]
-    if VOID in values:
-        entries.append(("void", VOID_COLOUR))
-    font = _font()
-    places, x, y = [], 2 * GAP, GAP + LINE
-    for name, _ in entries:
-        needed = 18 + int(font.getlength(name)) + 18
-        if x + needed > width - GAP and x > 2 * GAP:
-            x, y = 2 * GAP, y + LINE
-        places.append((x, y))
-        x += needed
-    legend = Image.new("RGB", (width, y + LINE + GAP), PAPER)
-    pen = ImageDraw.Draw(legend)
-    _text(pen, (2 * GAP, GAP), caption, width - 4 * GAP)
-    for (name, colour), (x, y) in zip(entries, places, strict=True):
-        pen.rectangle((x, y + 1, x + 12, y + 13), fill=colour, outline=(120, 120, 120))
-        pen.text((x + 18, y), name, fill=INK, font=font)
-    return legend
-
-
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=13)
-
-
-def _text(pen: ImageDraw.ImageDraw, place: tuple[int, int], text: str, width: int) -> None:
-    font = _font()
+def _text(text: str, width: int) -> Image.Image:
+    image, font = Image.new("RGB", (width, LINE), PAPER), ImageFont.load_default(size=13)
     if font.getlength(text) > width:
         while len(text) > 1 and font.getlength("…" + text) > width:
             text = text[1:]  # the end of a path says more than its beginning
         text = "…" + text
-    pen.text(place, text, fill=INK, font=font)
+    ImageDraw.Draw(image).text((0, 2), text, fill=INK, font=font)
+    return image
+
+
+def _legend(info: Info, classes: set[int], width: int) -> Image.Image:
+    lines: list[list[Image.Image]] = [[]]
+    font = ImageFont.load_default(size=13)
+    for value in sorted(classes):
+        name = "void" if value == VOID else info.classes[value]
+        colour = VOID_COLOUR if value == VOID else info.palette[value]
+        entry = Image.new("RGB", (30 + int(font.getlength(name)), LINE), PAPER)
+        pen = ImageDraw.Draw(entry)
+        pen.rectangle((0, 3, 12, 15), fill=colour, outline=(120, 120, 120))
+        pen.text((18, 2), name, fill=INK, font=font)
+        if sum(each.width + GAP for each in lines[-1]) + entry.width > width and lines[-1]:
+            lines.append([])
+        lines[-1].append(entry)
+    return _join([_join(line) for line in lines], down=True)
 
 
 def save_sheet(sheet: Image.Image, path: Path) -> None:
+    """Write a PNG or JPEG file, by the name's ending."""
+    formats = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+    if path.suffix.lower() not in formats:
+        raise UserError(f"{path}: expected a name that ends in {', '.join(formats)}.")
     with atomic_write(path) as file:
-        sheet.save(file, format="JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG")
+        sheet.save(file, format=formats[path.suffix.lower()])

@@ -1,4 +1,4 @@
-"""What every data set gives: pairs of image and mask, by number."""
+"""The interface of data sets: pairs of image and mask, by index."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hemnet.data.labels import (
-    VOID,
-    Coding,
-    Colour,
-    DataError,
-    read_label,
-    unreadable,
-)
-from hemnet.data.layouts import Pair
-from hemnet.image_io import open_image
+from hemnet.data.labels import VOID, Colour, LabelEncoding, Mask, read_label
+from hemnet.errors import DataError
+from hemnet.image_io import open_image, to_rgb
 
 
 @dataclass(frozen=True)
@@ -33,11 +25,11 @@ class Info:
         name: in the catalog.
         title: for people.
         classes: names, in the order of their ids.
-        palette: RGB colours of the classes.
+        palette: RGB colours in which the classes are shown.
         splits: official number of images, None where there is none.
         void: the label of pixels that do not count, 255 in all of them.
         context_classes: ids of classes that near pixels cannot tell.
-        baseline: what the data set's `guess` knows, where it has one.
+        baseline: what `guess` of the data set predicts from, where it has one.
     """
 
     name: str
@@ -48,6 +40,19 @@ class Info:
     void: int = VOID
     context_classes: tuple[int, ...] = field(default=())
     baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of an image and its label."""
+
+    id: str
+    image: Path
+    label: Path
+
+    @property
+    def exists(self) -> bool:
+        return self.image.is_file() and self.label.is_file()
 
 
 class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
@@ -78,8 +83,12 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
     def id(self, index: int) -> str:
         """The name of a pair, such as its file's."""
 
+    def labels(self, index: int) -> Mask:
+        """The mask alone, (H, W)."""
+        return self.read(index)[1].numpy()
+
     def guess(self, index: int, mask: Tensor) -> Tensor | None:
-        """What a known shortcut would answer where the labels are `mask`: H,W; None: none known.
+        """The prediction H,W of a known shortcut, given the labels; None where none is known.
 
         Its figures belong beside every result on the data set; `info.baseline` says what it knows.
         """
@@ -93,7 +102,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
         return image, mask.long(), self.id(index)
 
 
-class Part(SegmentationDataset):
+class Subset(SegmentationDataset):
     """Some images of a data set."""
 
     def __init__(self, whole: SegmentationDataset, chosen: Sequence[int]) -> None:
@@ -118,13 +127,13 @@ class FileDataset(SegmentationDataset):
         info: Info,
         split: str,
         pairs: Sequence[Pair],
-        coding: Coding,
+        encoding: LabelEncoding,
         *,
         missing: Sequence[Pair] = (),
         unpaired: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        self.info, self.split, self.pairs, self.coding = info, split, list(pairs), coding
+        self.info, self.split, self.pairs, self.encoding = info, split, list(pairs), encoding
         self.missing, self.unpaired, self.notes = list(missing), list(unpaired), list(notes)
 
     def __len__(self) -> int:
@@ -135,11 +144,13 @@ class FileDataset(SegmentationDataset):
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
         pair = self.pairs[index]
-        image = read_image(pair.image)
-        mask = torch.from_numpy(read_label(pair.label, self.coding))
+        image, mask = read_image(pair.image), torch.from_numpy(self.labels(index))
         if image.shape[1:] != mask.shape:
             raise DataError(size_mismatch(pair, image.shape[1:], mask.shape))
         return image, mask
+
+    def labels(self, index: int) -> Mask:
+        return read_label(self.pairs[index].label, self.encoding)
 
 
 def size_mismatch(pair: Pair, image: Sequence[int], mask: Sequence[int]) -> str:
@@ -151,24 +162,10 @@ def size_mismatch(pair: Pair, image: Sequence[int], mask: Sequence[int]) -> str:
     )
 
 
-def read_image(path: Path) -> Tensor:
-    """An image file as RGB, (3, H, W) uint8. EXIF rotation is not applied: labels have none."""
-    try:
-        with open_image(path) as image:
-            return rgb_pixels(image)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such image file.") from None
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
-        raise unreadable(path, error) from None
+def read_image(source: Path | bytes, name: str | None = None) -> Tensor:
+    """An image file, or its content, as RGB, (3, H, W) uint8.
 
-
-def rgb_pixels(image: Image.Image) -> Tensor:
-    """An opened image as RGB, (3, H, W) uint8."""
-    if image.mode.startswith("I"):  # 16-bit grey: keep the high byte, do not clip
-        grey = (np.asarray(image) // 257).astype(np.uint8)
-        pixels = np.repeat(grey[..., None], 3, axis=2)
-    else:
-        pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    EXIF orientation is not applied: labels have none.
+    """
+    with open_image(source, name) as image:
+        return torch.from_numpy(np.array(to_rgb(image, upright=False))).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Downloads that survive: progress, resume, checksum; a file appears only when it is whole."""
+"""Downloads with progress, resume and checksum; a file appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -31,22 +31,8 @@ class Archive:
         return self.url.rsplit("/", 1)[1]
 
 
-VOC = Archive(
-    "https://thor.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
-    "6cd6e144f989b92b3379bac3b3de84fd",
-)
-SBD = Archive(
-    "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/"
-    "benchmark.tgz",
-    "82b4d87ceb2ed10f6038a1cba92111cb",
-)
-COCO_STUFF_10K = Archive(  # no checksum is published: that it is theirs, only TLS says
-    "https://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/cocostuff-10k-v1.1.zip"
-)
-
-
 class _BrokenError(Exception):
-    """The connection failed; what came so far is kept and the rest can be asked for."""
+    """The connection failed; the part that arrived is kept and can be resumed."""
 
 
 def download(
@@ -76,7 +62,7 @@ def download(
 
 
 def _fetch(archive: Archive, part: Path, timeout: float, tries: int, pause: float) -> None:
-    """Bring `part` to its full length, asking again after stalls and breaks."""
+    """Complete `part`, retrying after stalls and broken connections."""
     failures, size = 0, -1
     while True:
         try:
@@ -148,12 +134,10 @@ def _copy(
 def verify(path: Path, archive: Archive) -> str | None:
     """What is wrong with a complete download, or None."""
     if archive.md5:
-        digest = hashlib.md5(usedforsecurity=False)
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-        if digest.hexdigest() != archive.md5:
-            return f"MD5 {digest.hexdigest()}, expected {archive.md5}"
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+        if found.hexdigest() != archive.md5:
+            return f"MD5 {found.hexdigest()}, expected {archive.md5}"
         return None
     try:
         with zipfile.ZipFile(path) as opened:
@@ -164,7 +148,7 @@ def verify(path: Path, archive: Archive) -> str | None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack beside the target and move into place, so that a break leaves nothing half."""
+    """Unpack beside the target and move into place, so that nothing is left incomplete."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as scratch:
         try:
             if zipfile.is_zipfile(archive):
@@ -189,7 +173,7 @@ def _move_in(source: Path, folder: Path) -> None:
             os.replace(entry, folder / entry.name)
 
 
-def obtain(archive: Archive, folder: Path, product: str) -> None:
-    """Download and unpack, unless `product`, something the archive contains, is there already."""
-    if not (folder / product).exists():
+def obtain(archive: Archive, folder: Path, brings: str) -> None:
+    """Download and unpack, unless `brings`, a path in the archive, exists already."""
+    if not (folder / brings).exists():
         unpack(download(archive, folder), folder)

@@ -1,9 +1,13 @@
-"""Label files of other kinds into PNG files, in several processes."""
+"""Convert raw label files to PNG, in several processes.
+
+Every file is written whole or not at all, so an interrupted conversion resumes.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -14,29 +18,41 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hemnet.data.class_lists import colour_map
-from hemnet.data.labels import DataError
-from hemnet.errors import UserError
+from hemnet.errors import DataError, UserError
 from hemnet.files import atomic_write
 from hemnet.progress import track
+
+Job = tuple[Path, Path]  # raw label file, PNG file
 
 
 def need(module: str) -> Any:
     """Import a package of the `data` extra, or say how to get it."""
     try:
-        return __import__(module, fromlist=["_"])
+        return importlib.import_module(module)
     except ImportError:
         raise UserError(
             f"this needs {module.split('.')[0]}: pip install 'hemnet-torch[data]'"
         ) from None
 
 
-def write_png(path: Path, values: NDArray[np.uint8], palette: bool = True) -> None:
-    """Write a label map, whole or not at all."""
+def write_png(path: Path, values: NDArray[np.uint8]) -> None:
+    """Write a label map in VOC's colours."""
     image = Image.fromarray(values)
-    if palette:
-        image.putpalette([channel for colour in colour_map(256) for channel in colour])
+    image.putpalette([channel for colour in colour_map(256) for channel in colour])
     with atomic_write(path) as file:
         image.save(file, format="PNG", optimize=False)
+
+
+def find_mats(folders: Iterable[Path], archive: str) -> list[Path]:
+    """The `.mat` files of the first folder that has some."""
+    folders = list(folders)
+    for folder in folders:
+        if found := sorted(folder.glob("*.mat")):
+            return found
+    raise UserError(
+        f"{' or '.join(map(str, folders))}: no .mat files. Unpack {archive} there, or give the "
+        "folder as `source`."
+    )
 
 
 def read_mat(path: Path, key: str) -> Any:
@@ -50,23 +66,19 @@ def read_mat(path: Path, key: str) -> Any:
         raise DataError(f"{path}: cannot be read as a .mat file ({error}).") from None
 
 
-def convert(
-    task: Callable[[tuple[Path, Path]], None],
-    jobs: Sequence[tuple[Path, Path]],
-    text: str,
-    workers: int | None = None,
-) -> int:
-    """Run `task` on the (source, target) pairs whose target is not there yet; how many ran."""
-    todo = [(source, target) for source, target in jobs if not target.exists()]
-    for folder in {target.parent for _, target in todo}:
-        folder.mkdir(parents=True, exist_ok=True)
+def convert(task: Callable[[Job], None], jobs: Sequence[Job], workers: int | None = None) -> str:
+    """Run `task` on the jobs whose PNG file does not exist yet; returns a report."""
+    target = jobs[0][1].parent
+    todo = [job for job in jobs if not job[1].exists()]
+    report = f"{len(todo)} labels written to {target} ({len(jobs)} in all)"
     if not todo:
-        return 0
+        return report
+    target.mkdir(parents=True, exist_ok=True)
     count = workers if workers is not None else min(8, os.cpu_count() or 1)
     # Not in this process even when there are few: scipy does not survive every damaged file.
     with ProcessPoolExecutor(max(1, min(count, len(todo) // 8))) as pool:
         try:
-            for _ in track(pool.map(task, todo, chunksize=8), text, len(todo)):
+            for _ in track(pool.map(task, todo, chunksize=8), target.name, len(todo)):
                 pass
         except BrokenProcessPool:
             _name_the_damaged(task, todo)
@@ -74,13 +86,11 @@ def convert(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return len(todo)
+    return report
 
 
-def _name_the_damaged(
-    task: Callable[[tuple[Path, Path]], None], todo: Sequence[tuple[Path, Path]]
-) -> None:
-    """Which file ended the process that converted it."""
+def _name_the_damaged(task: Callable[[Job], None], todo: Sequence[Job]) -> None:
+    """Name the file whose conversion crashed its process."""
     with ProcessPoolExecutor(1) as pool:
         for job in todo:
             if not job[1].exists():

@@ -1,4 +1,4 @@
-"""Which label belongs to which image of a user's folder, and what to say where none does."""
+"""Match labels to images by name, and explain why none match."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hemnet.data.layouts import IMAGE_EXTENSIONS, LABEL_EXTENSIONS, Pair, files_under
+from hemnet.data.dataset import Pair
+from hemnet.data.listing import IMAGE_EXTENSIONS, LABEL_EXTENSIONS, files_under
 from hemnet.errors import UserError
 
 LOSSY = (".jpg", ".jpeg", ".webp")
@@ -31,11 +32,11 @@ class Pattern:
         rest = self.text.replace("{stem}", "").replace("{path}", "")
         if not self.text.strip() or "{" in rest or "}" in rest or "*" in rest:
             raise UserError(
-                f"data.labels {self.text!r}: expected a file name with {{stem}} in the place of "
+                f"labels {self.text!r}: expected a file name with {{stem}} in the place of "
                 "the image's name, such as {stem}_mask.png or masks/{stem}.png, or a folder."
             )
         if self.text.lower().endswith(LOSSY):
-            raise UserError(f"data.labels {self.text!r}: {_lossy(self.text)}")
+            raise UserError(f"labels {self.text!r}: {_lossy(self.text)}")
 
     @property
     def is_folder(self) -> bool:
@@ -65,9 +66,9 @@ class Pattern:
 
 
 def match(
-    pattern: Pattern, images: Path, root: Path, labels: Path | None
+    pattern: Pattern, root: Path, images: Path, labels: Path | None
 ) -> tuple[list[Pair], list[str]]:
-    """The pairs of the images below a folder, and what is unpaired."""
+    """The pairs of the images below a folder, and messages on unpaired images."""
     files = files_under(images, IMAGE_EXTENSIONS)
     found = {path: pattern.label(path, images, root, labels) for path in files}
     taken = {os.path.realpath(label) for label in found.values() if label is not None}
@@ -89,7 +90,7 @@ def match(
 
 
 def no_match(images: Path, labels: Path) -> UserError:
-    """What was found where no image has a label of its name, and what would help."""
+    """The error where no image has a label of its name: what was found, and the pattern to use."""
     pictures = files_under(images, IMAGE_EXTENSIONS)
     if not pictures:
         others = Counter(p.suffix.lower() for p in images.rglob("*") if p.is_file())
@@ -109,15 +110,14 @@ def no_match(images: Path, labels: Path) -> UserError:
     )
     pattern = guess(pictures, marked)
     if pattern is not None:
-        return UserError(f"{text} If they belong together: --data.labels '{pattern}'.")
+        return UserError(f"{text} If they belong together: `labels='{pattern}'`.")
     return UserError(
-        f"{text} Rename them, or say how labels are called: --data.labels '{{stem}}_mask.png' "
-        "(data.labels)."
+        f"{text} Rename them, or say how labels are called: `labels='{{stem}}_mask.png'`."
     )
 
 
 def no_layout(root: Path) -> UserError:
-    """What a folder without images/ holds, and the pattern its labels may follow."""
+    """The error for a folder without images/: what it holds, and the pattern to use."""
     pictures = files_under(root, IMAGE_EXTENSIONS, LOOKED_INTO)
     text = (
         f"{root}: no images/ folder. Expected images/ and labels/ (or masks/, annotations/) here, "
@@ -133,16 +133,16 @@ def no_layout(root: Path) -> UserError:
         image = next(p for p in pictures if p.stem in longer[0].stem and p != longer[0])
         return UserError(
             f"{text} It holds {len(pictures)} images. If {longer[0].name} is the label of "
-            f"{image.name}: --data.labels '{pattern}'"
+            f"{image.name}: `labels='{pattern}'`"
         )
     return UserError(
         f"{text} It holds {len(pictures)} images, such as {pictures[0].name}. Where labels lie "
-        "beside their images, say how they are called: --data.labels '{stem}_mask.png'"
+        "beside their images, say how they are called: `labels='{stem}_mask.png'`"
     )
 
 
 def guess(images: Sequence[Path], labels: Sequence[Path]) -> str | None:
-    """The pattern by which most labels belong to images, such as `{stem}_mask.png`."""
+    """The pattern that most labels follow, such as `{stem}_mask.png`."""
     stems = {image.stem for image in images}
     votes: Counter[str] = Counter()
     for label in labels:
@@ -167,7 +167,7 @@ def _closest(image: Path, labels: Sequence[Path]) -> Path:
 
 
 def _seen(labels: Path) -> str:
-    """What lies where labels were looked for."""
+    """Describe the files in a folder of labels."""
     found = [p for p in labels.rglob("*") if p.is_file() and not p.name.startswith(".")]
     lossy = [p for p in found if p.suffix.lower() in LOSSY]
     other = [p for p in found if p.suffix.lower() in OTHER]

@@ -1,6 +1,6 @@
-"""Label files into class ids: palette, grey or coloured images of 8 or 16 bits.
+"""Decode label files to class ids: palette, grey or coloured images of 8 or 16 bits.
 
-Whatever a data set writes in its files, everything after this module sees one coding: an array of
+Whatever a data set writes in its files, everything after this module sees one encoding: arrays of
 uint8 with classes 0 … K-1 and `VOID` (255) for what no loss, no metric and no padding counts.
 """
 
@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from hemnet.errors import UserError
+from hemnet.errors import DataError, UserError
 from hemnet.image_io import open_image
 
 VOID = 255
@@ -25,22 +24,20 @@ Colour = tuple[int, int, int]
 Mask = NDArray[np.uint8]
 
 
-class DataError(UserError):
-    """A file of a data set cannot be used; the message names it and says what to do."""
-
-
 @dataclass(frozen=True)
-class Coding:
+class LabelEncoding:
     """How the values in label files become class ids.
 
-    label_map: value in the file → class id or 255. None: values are class ids already.
-    palette: the colours of the classes, needed only for files that store colours.
-    void: other colours in them that do not count.
+    Args:
+        num_classes: their number.
+        label_map: value in the file → class id or 255. None: values are class ids already.
+        colours: of the classes, for files that store colours.
+        void: other colours in them that do not count.
     """
 
     num_classes: int
     label_map: Mapping[int, int] | None = None
-    palette: Sequence[Colour] = ()
+    colours: Sequence[Colour] = ()
     void: Sequence[Colour] = ()
 
     def __post_init__(self) -> None:
@@ -60,7 +57,7 @@ class Coding:
 
     @cached_property
     def table(self) -> NDArray[np.int16]:
-        """For every 16-bit value its class id, or -1 where the value means nothing. (65536,)"""
+        """The class id of every 16-bit value, -1 for unknown values. (65536,)"""
         table = np.full(65536, -1, np.int16)
         if self.label_map is None:
             table[: self.num_classes] = np.arange(self.num_classes)
@@ -73,11 +70,11 @@ class Coding:
         return table
 
     @cached_property
-    def colours(self) -> dict[int, int]:
+    def colour_table(self) -> dict[int, int]:
         """24-bit colour → class id; black and VOC's void colour are void if no class has them."""
-        colours = {_VOC_VOID: VOID, 0: VOID}
-        colours |= {_code(colour): VOID for colour in self.void}
-        return colours | {_code(colour): index for index, colour in enumerate(self.palette)}
+        table = {_VOC_VOID: VOID, 0: VOID}
+        table |= {_code(colour): VOID for colour in self.void}
+        return table | {_code(colour): index for index, colour in enumerate(self.colours)}
 
 
 _VOC_VOID = 224 << 16 | 224 << 8 | 192
@@ -89,29 +86,23 @@ def _code(colour: Colour) -> int:
     return red << 16 | green << 8 | blue
 
 
-def decode(path: Path, coding: Coding) -> tuple[Mask, dict[str, int]]:
-    """Read a label file: its class ids (H, W), and how many pixels each unknown value covers.
-
-    Unknown values become void here, so that `check` can go on counting; `read_label` refuses them.
-    """
-    return decode_values(raw_values(path), coding)
-
-
 def decode_values(
-    values: NDArray[np.uint8] | NDArray[np.uint16], coding: Coding
+    values: NDArray[np.uint8] | NDArray[np.uint16], encoding: LabelEncoding
 ) -> tuple[Mask, dict[str, int]]:
-    """Values (H, W) or colours (H, W, 3), as `decode` has them from a file."""
+    """Values (H, W) or colours (H, W, 3) → class ids (H, W), and the pixels of unknown values.
+
+    Unknown values become void here, so that a check can go on counting; `read_label` refuses them.
+    """
     if values.ndim == 3:
-        mask, unknown_colours = _decode_colours(values, coding)
-        grey = bool((values == values[..., :1]).all())
+        mask, unknown_colours = _decode_colours(values, encoding)
         # Grey saved as RGB is a common accident of image editors: then the values are ids.
-        if not grey or (coding.palette and not unknown_colours):
+        if not (values == values[..., :1]).all() or (encoding.colours and not unknown_colours):
             return mask, unknown_colours
         values = values[..., 0]
-    plain = coding.label_map is None and values.dtype == np.uint8
-    if plain and not ((values >= coding.num_classes) & (values != VOID)).any():
+    plain = encoding.label_map is None and values.dtype == np.uint8
+    if plain and not ((values >= encoding.num_classes) & (values != VOID)).any():
         return np.array(values), {}  # the usual case, without a table
-    ids = coding.table[: 256 if values.dtype == np.uint8 else 65536].take(values)
+    ids = encoding.table[: 256 if values.dtype == np.uint8 else 65536].take(values)
     unknown = ids < 0
     if not unknown.any():
         return ids.astype(np.uint8), {}
@@ -120,88 +111,78 @@ def decode_values(
     return ids.astype(np.uint8), {str(v): int(n) for v, n in zip(found, counts, strict=True)}
 
 
-def read_label(path: Path, coding: Coding) -> Mask:
-    """The class ids in a label file, (H, W) uint8 with 255 for void."""
-    mask, unknown = decode(path, coding)
+def read_label(source: Path | bytes, encoding: LabelEncoding, name: str | None = None) -> Mask:
+    """The class ids in a label file, or in its content, (H, W) uint8 with 255 for void."""
+    mask, unknown = decode_values(raw_values(source, name), encoding)
     if unknown:
-        raise DataError(describe_unknown(path, unknown, coding))
+        raise DataError(describe_unknown(name or source, unknown, encoding))
     return mask
 
 
-def describe_unknown(path: Path, unknown: Mapping[str, int], coding: Coding) -> str:
+def describe_unknown(name: object, unknown: Mapping[str, int], encoding: LabelEncoding) -> str:
     shown = ", ".join(list(unknown)[:8]) + (", …" if len(unknown) > 8 else "")
     if next(iter(unknown)).startswith("#"):
         first = next(iter(unknown))
-        if not coding.palette:
+        if not encoding.colours:
             return (
-                f"{path}: the label has colours ({shown}), and the classes have none. Write one "
+                f"{name}: the label has colours ({shown}), and the classes have none. Write one "
                 f"behind each name in classes.txt, such as `road {first}`."
             )
         noun = "colour" if len(unknown) == 1 else "colours"
         return (
-            f"{path}: {noun} {shown} without a class. Add a line for each to classes.txt: "
+            f"{name}: {noun} {shown} without a class. Add a line for each to classes.txt: "
             f"`name {first}`, or as the last one `void {first}` if such pixels do not count."
         )
-    if coding.label_map is not None:
+    if encoding.label_map is not None:
         first = next(iter(unknown))
         verb = "is" if len(unknown) == 1 else "are"
         return (
-            f"{path}: {shown} {verb} missing from your label map, which has "
-            f"{', '.join(map(str, coding.label_map))}. Add it, such as {first}:255 for pixels that "
-            "do not count."
+            f"{name}: {shown} {verb} missing from your label map, which has "
+            f"{', '.join(map(str, encoding.label_map))}. Add it, such as {first}:255 for pixels "
+            "that do not count."
         )
-    count = coding.num_classes
+    count = encoding.num_classes
     return (
-        f"{path}: label values {shown} are not classes; expected 0 to {count - 1} or {VOID}. If "
+        f"{name}: label values {shown} are not classes; expected 0 to {count - 1} or {VOID}. If "
         f"they are classes, name them: the list has {count}, so the next line is the class of "
         f"value {count}. If not, give a label map, such as {next(iter(unknown))}:255."
     )
 
 
-def raw_values(path: Path) -> NDArray[np.uint8] | NDArray[np.uint16]:
-    """Raw values (H, W), or colours (H, W, 3)."""
-    try:
-        with open_image(path) as image:
-            return label_values(image, str(path))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such label file.") from None
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # decoders raise whatever a damaged file makes them stumble over
-        raise unreadable(path, error) from None
+def raw_values(
+    source: Path | bytes, name: str | None = None
+) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """The values (H, W) in a label file, or its colours (H, W, 3)."""
+    with open_image(source, name) as image:
+        if image.mode in ("P", "L"):
+            return np.asarray(image)
+        if image.mode == "1":
+            return np.asarray(image.convert("L")) // 255
+        if image.mode in ("LA", "PA"):
+            return np.asarray(image)[..., 0]
+        if image.mode.startswith("I"):  # 16 bits, which Pillow may widen to 32
+            values = np.asarray(image)
+            if values.min() < 0 or values.max() > 65535:
+                raise ValueError("label values beyond 16 bits")
+            return values.astype(np.uint16)
+        if image.mode in ("RGB", "RGBA"):
+            return np.asarray(image)[..., :3]
+        raise ValueError(f"a label of mode {image.mode}, not a palette, grey or RGB image")
 
 
-def label_values(image: Image.Image, name: str) -> NDArray[np.uint8] | NDArray[np.uint16]:
-    """The values or colours of an opened label image."""
-    if image.mode in ("P", "L"):
-        return np.asarray(image)
-    if image.mode == "1":
-        return np.asarray(image.convert("L")) // 255
-    if image.mode in ("LA", "PA"):
-        return np.asarray(image)[..., 0]
-    if image.mode.startswith("I"):  # 16 bits, which Pillow may widen to 32
-        values = np.asarray(image)
-        if values.min() < 0 or values.max() > 65535:
-            raise DataError(f"{name}: label values beyond 16 bits; expected 0 to 65535.")
-        return values.astype(np.uint16)
-    if image.mode in ("RGB", "RGBA"):
-        return np.asarray(image)[..., :3]
-    raise DataError(f"{name}: a label of mode {image.mode}; expected a palette, grey or RGB image.")
+def colour_codes(values: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(H, W, 3) colours → (H, W) 24-bit numbers."""
+    wide = values.astype(np.int64)
+    return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
 
 
-def unreadable(path: Path, error: Exception) -> DataError:
-    reason = str(error) or type(error).__name__
-    return DataError(f"{path}: cannot be read as an image ({reason}). Restore the file.")
-
-
-def _decode_colours(values: NDArray[np.integer], coding: Coding) -> tuple[Mask, dict[str, int]]:
-    wide = values.astype(np.uint32)
+def _decode_colours(
+    values: NDArray[np.integer], encoding: LabelEncoding
+) -> tuple[Mask, dict[str, int]]:
     codes, inverse, counts = np.unique(
-        wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2],
-        return_inverse=True,
-        return_counts=True,
+        colour_codes(values), return_inverse=True, return_counts=True
     )
-    ids = np.array([coding.colours.get(int(code), -1) for code in codes])
+    ids = np.array([encoding.colour_table.get(int(code), -1) for code in codes])
     unknown = {f"#{c:06x}": int(n) for c, n, i in zip(codes, counts, ids, strict=True) if i < 0}
     mask = np.where(ids < 0, VOID, ids).astype(np.uint8)[inverse].reshape(values.shape[:2])
     return mask, unknown

@@ -1,4 +1,4 @@
-"""Batches: data set, transform and order put together for a training or evaluation loop."""
+"""Batches for training and evaluation loops."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from hemnet.data.dataset import SegmentationDataset
-from hemnet.data.labels import VOID, DataError
+from hemnet.data.labels import VOID
 from hemnet.data.sampler import EndlessSampler, Key
-from hemnet.data.transforms import Augmentation, drawing, normalise, training_transform
+from hemnet.data.transforms import Augmentation, normalise, seeded_draws, training_transform
+from hemnet.errors import DataError
 
 log = logging.getLogger("hemnet")
 
@@ -67,7 +68,7 @@ class _Item:
 
 
 class Transformed(Dataset[_Item]):
-    """Reads and transforms `dataset[(epoch, index)]` with the draws of that key.
+    """Reads and transforms `dataset[(epoch, index)]` with that key's random numbers.
 
     A broken file travels to the main process as a message, not as an exception, because an
     exception from a worker arrives wrapped in a traceback that hides the name of the file.
@@ -97,13 +98,13 @@ class Transformed(Dataset[_Item]):
                 skipped.append(str(error))
                 if not self.substitute:
                     break
-                index = (index + 1) % len(self.dataset)  # its neighbour, so still no chance in it
+                index = (index + 1) % len(self.dataset)  # its neighbour, so still deterministic
                 continue
             parts = [tv_tensors.Image(image), tv_tensors.Mask(mask)]
             if isinstance(self.transform, v2.Transform):  # these take any number of parts
                 parts.append(tv_tensors.Mask(torch.zeros_like(mask)))
             if self.transform is not None:
-                with drawing(self.seed, epoch, index):
+                with seeded_draws(self.seed, epoch, index):
                     parts = list(self.transform(*parts))
             # Plain tensors: tv_tensors cost time in every later operation.
             image, mask, *padding = (part.as_subclass(Tensor) for part in parts)
@@ -180,7 +181,7 @@ class Batches:
                 yield self._finish(batch)
 
     def _finish(self, batch: Batch) -> Batch:
-        """On its device, as the network takes it."""
+        """Move to the device and normalise."""
         images, masks, valid = batch.images, batch.masks, batch.valid
         if self.device is not None:
             images, masks = (t.to(self.device, non_blocking=True) for t in (images, masks))

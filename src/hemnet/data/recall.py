@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hemnet.data.dataset import Info, SegmentationDataset
+from hemnet.data.dataset import Info
+from hemnet.data.generated import Drawing, GeneratedDataset
 from hemnet.data.scene_renderer import Array, Canvas
-from hemnet.data.scenes import LENGTHS, border_spots
+from hemnet.data.scenes import border_spots
 from hemnet.errors import UserError
 
 GROUND, LAMP, LIT, UNLIT = range(4)
@@ -86,13 +87,15 @@ class Layout:
         return LIT if 2 * sum(self.lit) >= len(self.lit) else UNLIT
 
 
-class Recall(SegmentationDataset):
+class Recall(GeneratedDataset):
     """`length` images of `size` (a side, or height and width); train and val share none.
 
     `groups` is their number in every image; None draws it between 2 and 12.
     """
 
     info = RECALL
+
+    min_size = 64
 
     def __init__(
         self,
@@ -103,33 +106,13 @@ class Recall(SegmentationDataset):
         seed: int = 0,
         groups: int | None = None,
     ) -> None:
-        if split not in LENGTHS:
-            raise UserError(f"recall split {split!r}: expected one of {', '.join(LENGTHS)}.")
-        height, width = (size, size) if isinstance(size, int) else size
-        if min(height, width) < 64:
-            raise UserError(f"recall of {height}×{width}: expected at least 64 pixels each way.")
-        if length is not None and length < 1:
-            raise UserError(f"{length} images of recall: expected at least 1.")
-        if seed < 0:
-            raise UserError(f"seed {seed} of recall: expected 0 or more.")
+        super().__init__(split, size=size, length=length, seed=seed)
         if groups is not None and not GROUPS[0] <= groups <= GROUPS[1]:
             raise UserError(f"{groups} groups: expected {GROUPS[0]} to {GROUPS[1]}.")
-        self.split, self.size, self.seed, self.groups = split, (height, width), seed, groups
-        self.length = length or LENGTHS[split]
+        self.groups = groups
 
-    def __len__(self) -> int:
-        return self.length
-
-    def id(self, index: int) -> str:
-        return f"{self.split}-{self.seed}-{index}"
-
-    def generator(self, index: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, list(LENGTHS).index(self.split), index])
-
-    def read(self, index: int) -> tuple[Tensor, Tensor]:
-        rng = self.generator(index)
-        image, mask = paint(rng, plan(rng, *self.size, self.groups), *self.size)
-        return torch.from_numpy(image), torch.from_numpy(mask)
+    def draw(self, rng: np.random.Generator) -> Drawing:
+        return paint(rng, plan(rng, *self.size, self.groups), *self.size)
 
     def guess(self, index: int, mask: Tensor) -> Tensor:
         majority = plan(self.generator(index), *self.size, self.groups).majority
@@ -187,9 +170,7 @@ def _looks(rng: np.random.Generator, count: int) -> tuple[Look, ...]:
     return tuple(chosen)
 
 
-def paint(
-    rng: np.random.Generator, layout: Layout, height: int, width: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def paint(rng: np.random.Generator, layout: Layout, height: int, width: int) -> Drawing:
     """Image (3, H, W) and mask (H, W). The draws do not depend on which lamps are lit."""
     canvas = Canvas(rng, height, width, 4)
     canvas.mask[:] = GROUND

@@ -1,4 +1,4 @@
-"""Which image comes when: an endless order that is a function of (seed, position) alone."""
+"""An endless shuffled order of images, a function of (seed, position) alone."""
 
 from __future__ import annotations
 

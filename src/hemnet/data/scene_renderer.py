@@ -1,4 +1,4 @@
-"""The brush of `scenes`: textured ground, shaded things with soft edges, lamps, camera noise."""
+"""Renderer of `scenes`: textured ground, shaded things with soft edges, lamps, camera noise."""
 
 from __future__ import annotations
 

@@ -11,17 +11,14 @@ A scene is a function of (seed, split, index) and the size, and needs no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from hemnet.data.dataset import Info, SegmentationDataset
+from hemnet.data.dataset import Info
+from hemnet.data.generated import Drawing, GeneratedDataset
 from hemnet.data.scene_renderer import Canvas
-from hemnet.errors import UserError
 
 GROUNDS = ("meadow", "sand", "water", "rock")
 COLOURS = ("red", "gold", "violet")
@@ -41,7 +38,6 @@ SCENES = Info(
     {"train": None, "val": None},
     context_classes=tuple(range(FIRST_THING, FIRST_THING + 2 * len(COLOURS))),
 )
-LENGTHS = {"train": 4000, "val": 400}
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,6 @@ class Thing:
     tint: tuple[float, float, float]
 
 
-LARGEST, MOST = 4096, 100_000_000  # pixels of a side, scenes
-
-
 @dataclass(frozen=True)
 class Scene:
     """Where everything stands; in pixels. Later things cover earlier ones."""
@@ -81,47 +74,13 @@ class Scene:
         return FIRST_THING + 2 * thing.colour + (not lit)
 
 
-class Scenes(SegmentationDataset):
+class Scenes(GeneratedDataset):
     """`length` scenes of `size` (a side, or height and width); train and val share none."""
 
     info = SCENES
 
-    def __init__(
-        self,
-        split: str = "train",
-        *,
-        size: int | Sequence[int] = 128,
-        length: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        if split not in LENGTHS:
-            raise UserError(f"scenes split {split!r}: expected one of {', '.join(LENGTHS)}.")
-        height, width = (size, size) if isinstance(size, int) else size
-        if min(height, width) < 32:
-            raise UserError(f"scenes of {height}×{width}: expected at least 32 pixels each way.")
-        if max(height, width) > LARGEST:
-            raise UserError(f"scenes of more than {LARGEST} pixels a side: expected up to that.")
-        if length is not None and not 1 <= length <= MOST:
-            raise UserError(f"{str(length)[:30]} scenes: expected at least 1, at most {MOST:,}.")
-        if seed < 0:
-            raise UserError(f"seed {seed} of the scenes: expected 0 or more.")
-        self.split, self.size, self.seed = split, (height, width), seed
-        self.length = length or LENGTHS[split]
-
-    def __len__(self) -> int:
-        return self.length
-
-    def id(self, index: int) -> str:
-        return f"{self.split}-{self.seed}-{index}"
-
-    def generator(self, index: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, list(LENGTHS).index(self.split), index])
-
-    def read(self, index: int) -> tuple[Tensor, Tensor]:
-        rng = self.generator(index)
-        scene = plan(rng, *self.size)
-        image, mask = paint(rng, scene, *self.size)
-        return torch.from_numpy(image), torch.from_numpy(mask)
+    def draw(self, rng: np.random.Generator) -> Drawing:
+        return paint(rng, plan(rng, *self.size), *self.size)
 
 
 def plan(rng: np.random.Generator, height: int, width: int) -> Scene:
@@ -176,9 +135,7 @@ def border_spots(
     return spots
 
 
-def paint(
-    rng: np.random.Generator, scene: Scene, height: int, width: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def paint(rng: np.random.Generator, scene: Scene, height: int, width: int) -> Drawing:
     """Image (3, H, W) and mask (H, W). The draws do not depend on which lamps are lit."""
     canvas = Canvas(rng, height, width, len(GROUNDS))
     for thing in scene.things:

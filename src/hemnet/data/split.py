@@ -1,4 +1,4 @@
-"""Divides a folder into training, validation and test: by groups, with like shares of classes.
+"""Split a folder into training, validation and test sets, by groups and stratified by class.
 
 A split is a list of pairs in `splits/NAME.txt`, which the `folder` reader takes before it looks at
 folders. No file is moved.
@@ -6,28 +6,26 @@ folders. No file is moved.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hemnet.data.counts import count_values, file_digest, read_all
 from hemnet.data.dataset import FileDataset
 from hemnet.data.folders import SPLITS
-from hemnet.data.labels import read_label
 from hemnet.errors import UserError
 from hemnet.files import write_text
-from hemnet.progress import track
 
 
 @dataclass
-class Division:
+class StratifiedSplit:
     """Which image is in which part, and the pixels of every class there."""
 
     members: dict[str, list[int]]
@@ -36,25 +34,24 @@ class Division:
     duplicates: int  # images that are the same as another
 
 
-def divide(
+def stratified_split(
     dataset: FileDataset, shares: Mapping[str, float], *, group: str | None = None, seed: int = 0
-) -> Division:
-    """Divide the images of a data set; the same arguments give the same division.
+) -> StratifiedSplit:
+    """Split the images of a data set; the same arguments give the same split.
 
     Args:
         dataset: a folder or a list.
         shares: of the images, by part; they add up to 1.
         group: what must stay together: "folder", or a regular expression whose first bracket is
             the group, searched in an image's id. Images with the same content always do.
-        seed: of what is left to chance.
+        seed: of random choices.
     """
     if any(share <= 0 for share in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
         text = ", ".join(f"{name} {share:g}" for name, share in shares.items())
         raise UserError(f"shares of {text}: expected numbers above 0 that leave room for train.")
     # By name, whatever the order of the files on this disk.
     order = sorted(range(len(dataset)), key=dataset.id)
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        seen = list(track(pool.map(lambda i: _look(dataset, i), order), "reading", len(order)))
+    seen = list(read_all(partial(_read_pair, dataset), order, "reading"))
     first: dict[bytes, str] = {}
     clusters: dict[str, str] = {}  # group → the one that it was joined to
 
@@ -72,11 +69,11 @@ def divide(
     if len(members) < len(shares):
         raise UserError(
             f"{len(order)} images in {len(members)} groups cannot be divided into {len(shares)} "
-            f"parts ({', '.join(shares)}). Take a finer --group, or none."
+            f"parts ({', '.join(shares)}). Take a finer `group`, or none."
         )
     counts = np.stack([pixels for _, pixels in seen])  # images, classes
     chosen = _assign([np.array(found) for found in members.values()], counts > 0, shares, seed)
-    result = Division({}, {}, {}, len(seen) - len(first))
+    result = StratifiedSplit({}, {}, {}, len(seen) - len(first))
     for part in shares:
         mine = [g for g, name in zip(members.values(), chosen, strict=True) if name == part]
         places = sorted(position for found in mine for position in found)
@@ -86,11 +83,9 @@ def divide(
     return result
 
 
-def _look(dataset: FileDataset, index: int) -> tuple[bytes, NDArray[np.int64]]:
-    pair = dataset.pairs[index]
-    labels = read_label(pair.label, dataset.coding)
-    pixels = np.bincount(labels.ravel(), minlength=256)[: dataset.num_classes].astype(np.int64)
-    return hashlib.blake2b(pair.image.read_bytes(), digest_size=16).digest(), pixels
+def _read_pair(dataset: FileDataset, index: int) -> tuple[bytes, NDArray[np.int64]]:
+    pixels = count_values(dataset.labels(index))[: dataset.num_classes]
+    return file_digest(dataset.pairs[index].image), pixels
 
 
 def _group(name: str, group: str | None) -> str:
@@ -101,15 +96,15 @@ def _group(name: str, group: str | None) -> str:
     try:
         pattern = re.compile(group)
     except re.error as error:
-        raise UserError(f"--group {group!r} is no regular expression: {error}.") from None
+        raise UserError(f"group {group!r} is no regular expression: {error}.") from None
     if pattern.groups < 1:
         raise UserError(
-            f"--group {group!r}: put brackets around what images of a group have in common, such "
+            f"group {group!r}: put brackets around what images of a group have in common, such "
             r"as '^(.*)_\d+$', or say `folder`."
         )
     found = pattern.search(name)
     if found is None or found[1] is None:
-        raise UserError(f"--group {group!r} does not match the image {name!r}.")
+        raise UserError(f"group {group!r} does not match the image {name!r}.")
     return found[1]
 
 
@@ -153,7 +148,7 @@ def _assign(
     return [parts[part] for part in chosen]
 
 
-def write_splits(dataset: FileDataset, division: Division, root: Path) -> list[Path]:
+def write_splits(dataset: FileDataset, division: StratifiedSplit, root: Path) -> list[Path]:
     """`splits/NAME.txt` below the folder: a line for every pair, paths relative to the file."""
     folder = root / SPLITS
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""From a pair as read to what a network takes: augmentation and normalisation.
+"""Augmentation and normalisation of an image and its mask.
 
-All transforms are torchvision `transforms.v2` on tv_tensors, so anything from there, or of one's
-own, can stand among them. They draw from torch's default generator; `drawing` sets that generator
-from (seed, epoch, index), so that no draw depends on workers, ranks or what was read before.
+All transforms are torchvision `transforms.v2` on tv_tensors, so any of theirs or one's own can be
+added. They draw from torch's default generator, which `seeded_draws` seeds from (seed, epoch,
+index): no draw depends on workers, ranks or what was read before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Augmentation:
 
 
 @contextmanager
-def drawing(seed: int, epoch: int, index: int) -> Iterator[None]:
+def seeded_draws(seed: int, epoch: int, index: int) -> Iterator[None]:
     """Inside, torch's random numbers are a function of (seed, epoch, index) alone."""
     key = np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0]
     state = torch.get_rng_state()

@@ -13,7 +13,7 @@ from hemnet.data.catalog import CATALOG, GENERATED, open_dataset
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.export.quantise import Calibration
-from hemnet.image_io import read_picture
+from hemnet.image_io import read_image
 from hemnet.inference.input_files import find_images
 from hemnet.models.segmenter import Segmenter
 from hemnet.training.config_parser import run_config
@@ -84,7 +84,7 @@ def calibration_data(
         raise UserError(f"{data}: one image is not enough; a second is needed to judge by.")
 
     def read(index: int) -> Tensor:
-        picture = torch.from_numpy(read_picture(files[index].path)).permute(2, 0, 1)
+        picture = torch.from_numpy(read_image(files[index].path)).permute(2, 0, 1)
         return _prepared(model, picture)
 
     half = (len(files) + 1) // 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hemnet.errors import UserError
 from hemnet.inference.exported_model import ExportedModel
-from hemnet.models.bundled import boxed
+from hemnet.models.bundled import bundled_folder
 from hemnet.models.pretrained import from_pretrained
 from hemnet.models.saving import CONFIG
 from hemnet.models.segmenter import Segmenter
@@ -40,7 +40,7 @@ def load_model(source: str | Path) -> Segmenter:
             f"the run {source} has saved no model yet: it does so at its first validation. "
             f"Continue it with `hemnet train --resume --out {source}`."
         )
-    if boxed(source) is not None:
+    if bundled_folder(source) is not None:
         return from_pretrained(source)
     raise UserError(
         f"{source} is neither a run folder (with {run.model.name}/{CONFIG}) nor a saved model "

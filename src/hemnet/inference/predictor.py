@@ -26,7 +26,7 @@ from torch import nn
 from hemnet.data.labels import Colour
 from hemnet.data.transforms import normalise
 from hemnet.errors import UserError
-from hemnet.image_io import MAX_PIXELS, open_picture, rgb
+from hemnet.image_io import MAX_PIXELS, open_image, to_rgb
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.global_bases import fit_global_bases, using_bases
 from hemnet.inference.input_files import Source
@@ -134,10 +134,10 @@ class Predictor:
         """Without a picture where it is large: its pixels are read when it is its turn."""
         options = self.options
         try:
-            with open_picture(source.path, options.max_pixels) as file:
+            with open_image(source.path, max_pixels=options.max_pixels) as file:
                 if file.width * file.height > options.whole:
                     return Prediction(source)
-                return Prediction(source, rgb(file, source.path, options.upright))
+                return Prediction(source, to_rgb(file, options.upright))
         except (UserError, MemoryError) as error:
             return Prediction(source, error=_reason(error, source))
 
@@ -166,8 +166,8 @@ class Predictor:
         if look.window is None:
             look = replace(look, window=WINDOW)
         try:
-            with open_picture(source.path, options.max_pixels) as file:
-                picture = rgb(file, source.path, options.upright)
+            with open_image(source.path, max_pixels=options.max_pixels) as file:
+                picture = to_rgb(file, options.upright)
             start = time.perf_counter()
             grid = window_grid(picture.height, picture.width, look.window_size, look.overlap)
             done = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Models that come with the package, and what to say of a model that is nowhere.
+"""Models that come with the package, and suggestions for names that are not found.
 
 Each is a folder `bundled_models/NAME` beside this file, which `save_pretrained` wrote, with a
 model card.
@@ -10,23 +10,23 @@ import difflib
 import re
 from pathlib import Path
 
-BOX = Path(__file__).with_name("bundled_models")
+BUNDLED = Path(__file__).with_name("bundled_models")
 CARD = "README.md"
 _FILES = (".onnx", ".pt2", ".xml", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".yaml", ".json")
 
 
 def list_pretrained() -> list[str]:
     """Names of the trained models that come with the package, which `from_pretrained` takes."""
-    return sorted(card.parent.name for card in BOX.glob(f"*/{CARD}"))
+    return sorted(card.parent.name for card in BUNDLED.glob(f"*/{CARD}"))
 
 
-def boxed(source: str | Path) -> Path | None:
+def bundled_folder(source: str | Path) -> Path | None:
     """The folder of a model that comes with the package."""
-    return BOX / str(source) if str(source) in list_pretrained() else None
+    return BUNDLED / str(source) if str(source) in list_pretrained() else None
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a name may be one of the hub, such as user/model, and is no path of this computer."""
+    """Whether a name can be a hub id, such as user/model, rather than a local path."""
     parts = source.split("/")
     return (
         len(parts) == 2
@@ -38,7 +38,7 @@ def is_hub_id(source: str) -> bool:
 
 
 def not_found(source: str) -> str:
-    """What there is instead of a model that is neither here nor, by its name, on the hub."""
+    """The message for a name that is neither a local model nor a hub id, with suggestions."""
     path, names = Path(source), list_pretrained()
     if path.is_file():
         return f"{source} is a file: expected a folder that save_pretrained wrote"
@@ -53,7 +53,7 @@ def not_found(source: str) -> str:
 
 
 def _around(path: Path) -> str:
-    """What lies where a path leads."""
+    """Describe the folder that a missing path is in."""
     above = path.expanduser().parent
     if not above.is_dir():
         return f", nor {path.parent} (looked from {Path.cwd()})"

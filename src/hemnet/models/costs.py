@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds, FLOPs and activation memory.
+"""Costs of a model: parameters, multiply-adds, FLOPs and activation memory.
 
 Everything runs on the meta device: shapes without numbers, so that a ResNet-152 at 4096×4096
 needs no memory. Multiply-adds are counted by `torch.utils.flop_counter`.
@@ -27,7 +27,7 @@ _FLOAT = 4  # bytes
 
 
 def _product_flops(_: Any, a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """…,n,k times …,k,m."""
+    """Of …,n,k times …,k,m."""
     return int(2 * math.prod(a) * b[-1])
 
 
@@ -51,7 +51,7 @@ class Costs:
 
     @property
     def flops(self) -> int:
-        """Two for every multiply-add of convolutions and matrix products."""
+        """Two per multiply-add of convolutions and matrix products."""
         return self.convolution_flops + self.matmul_flops
 
     @property
@@ -71,7 +71,7 @@ class Costs:
 
 
 def on_meta(make: Callable[[], Segmenter]) -> Segmenter:
-    """The model that `make` makes, without memory for its weights, in evaluation mode."""
+    """Build a model on the meta device, without memory for weights, in evaluation mode."""
     with torch.device("meta"):
         return make().eval()
 
@@ -97,7 +97,7 @@ def count(model: Segmenter, size: tuple[int, int], batch: int = 1) -> Costs:
 def peak_bytes(
     model: Segmenter, size: tuple[int, int], batch: int = 1, training: bool = False
 ) -> int:
-    """Most bytes of activations alive at once in a forward pass of a meta model.
+    """Peak bytes of activations in a forward pass of a meta model.
 
     With `training`, all that the backward pass needs is kept. Workspaces of kernels are not
     counted: they differ between devices.
@@ -109,7 +109,7 @@ def peak_bytes(
 
 
 class _ModuleElements:
-    """Adds up the outputs of a model's modules, by hooks."""
+    """Sums the sizes of all modules' outputs, by hooks."""
 
     # Containers, and the parts that only pass on what their last layer made.
     _SILENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity)
@@ -137,7 +137,7 @@ class _ModuleElements:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows how many bytes of tensors made inside are alive; views and in-place add none."""
+    """Tracks the bytes of live tensors; views and in-place operations add none."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Saved models, loaded: from a folder, from those in the package, or from the hub.
+"""Load saved models: from a folder, from the package, or from the hub.
 
-Nothing in such a folder is executed, and a model is built only after the file's tensors were
-seen to be those that the configuration asks for.
+Nothing in such a folder is executed, and a model is built only after the names and shapes of its
+tensors were checked against the configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from hemnet.errors import UserError
-from hemnet.models.bundled import boxed, is_hub_id, not_found
+from hemnet.models.bundled import bundled_folder, is_hub_id, not_found
 from hemnet.models.registry import make_config
 from hemnet.models.saving import CONFIG, FORMAT, WEIGHTS
 from hemnet.models.segmenter import ModelConfig, Segmenter
@@ -57,7 +57,7 @@ def from_pretrained(source: str | Path, revision: str | None = None) -> Segmente
 
 
 def _folder(source: str | Path, revision: str | None) -> Path:
-    folder, ours = Path(source), boxed(source)
+    folder, ours = Path(source), bundled_folder(source)
     holds = any((folder / name).is_file() for name in (CONFIG, WEIGHTS))
     if holds or (folder.is_dir() and ours is None):
         found = folder
@@ -84,7 +84,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def parse_config(text: str, path: Path) -> ModelConfig:
-    """A saved configuration that stood in the file `path`."""
+    """Parse the content of a `config.json`; `path` is for messages."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -110,7 +110,7 @@ def parse_config(text: str, path: Path) -> ModelConfig:
 
 
 def _check_tensors(config: ModelConfig, path: Path) -> None:
-    """Compares the file's table of contents with the model's, without memory for either."""
+    """Compare names and shapes of the file's tensors with the model's, without loading either."""
     try:
         with torch.device("meta"):
             expected: dict[str, Tensor] = Segmenter(config).state_dict()

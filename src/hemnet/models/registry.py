@@ -16,7 +16,8 @@ from hemnet.nn.attention import PRESETS
 from hemnet.nn.heads import HEADS
 from hemnet.renamed_options import current_options
 
-_MODEL_ARGUMENTS = ("self", "channels", "strides", "num_classes", "width", "unit")
+# Of a head: what `create_model` has as arguments of its own, or the unit takes.
+_NOT_OPTIONS = ("self", "features", "num_classes", "channels", "unit")
 
 
 def list_models() -> list[str]:
@@ -94,22 +95,22 @@ def create_model(
 
 
 def make_config(name: str, **fields: Any) -> ModelConfig:
-    """A checked and complete configuration; also what a `config.json` goes through."""
+    """A checked and complete configuration, from arguments or from a `config.json`."""
     if name not in HEADS:
         raise UserError(f"there is no model {name!r}; choose from {', '.join(HEADS)}")
     num_classes = _whole(fields.pop("num_classes"), "num_classes")
-    defaults, has_width = head_options(name)
+    defaults, default_channels = head_options(name)
     options = current_options(dict(fields.pop("options", None) or {}))
     unknown = [key for key in options if key not in defaults]
     if unknown:
         raise UserError(
             f"model {name!r} has no option {unknown[0]!r}; its options are "
-            f"{', '.join((['channels'] if has_width else []) + list(defaults))}"
+            f"{', '.join((['channels'] if default_channels else []) + list(defaults))}"
         )
     channels = fields.pop("channels")
-    if has_width is None and channels is not None:
+    if default_channels is None and channels is not None:
         raise UserError(f"model {name!r} has no channels to choose: it is a plain classifier")
-    channels = channels if channels is not None else has_width
+    channels = channels if channels is not None else default_channels
     multi_grid = fields.pop("multi_grid")
     for flag in ("resnet_v1", "align_corners", "auxiliary"):
         if not isinstance(fields[flag], bool):
@@ -119,7 +120,7 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
         num_classes=num_classes,
         channels=None if channels is None else _whole(channels, "channels"),
         multi_grid=multi_grid if multi_grid in ("auto", None) else _tuple(multi_grid, "multi_grid"),
-        options=_plain_options(defaults | settled_options(name, options)),
+        options=_plain_options(defaults | resolve_preset(name, options)),
         classes=_classes(fields.pop("classes"), num_classes),
         palette=_palette(fields.pop("palette"), num_classes),
         mean=_triple(fields.pop("mean"), "mean"),
@@ -129,19 +130,18 @@ def make_config(name: str, **fields: Any) -> ModelConfig:
 
 
 def head_options(name: str) -> tuple[dict[str, Any], int | None]:
-    """A head's options with their defaults, and its default width (None when it has none)."""
+    """A head's options with their defaults, and its default channels (None where it has none)."""
     parameters = dict(inspect.signature(HEADS[name]).parameters)
     unit = getattr(HEADS[name], "UNIT", None)
     if unit is not None:
         own = inspect.signature(unit).parameters
         parameters |= {key: own[key] for key in own if key != "channels"}
-    width = parameters["width"].default if "width" in parameters else None
-    defaults = {k: p.default for k, p in parameters.items() if k not in _MODEL_ARGUMENTS}
-    return defaults, width
+    channels = parameters["channels"].default if "channels" in parameters else None
+    return {k: p.default for k, p in parameters.items() if k not in _NOT_OPTIONS}, channels
 
 
-def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A head's options with what its preset chooses for the trained unit, too.
+def resolve_preset(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A head's options, with those that its preset sets spelled out.
 
     Presets may change; what a run began with or a model was saved with may not.
     """
@@ -156,7 +156,7 @@ def settled_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON can hold them."""
+    """Options as JSON types."""
     plain = {}
     for key in ("iterations", "eval_iterations"):
         value = options.get(key)

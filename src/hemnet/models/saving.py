@@ -1,4 +1,4 @@
-"""A model saved as a folder with `config.json` and `model.safetensors`, here or on the hub."""
+"""Save models as a folder with `config.json` and `model.safetensors`, locally or on the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 def save_pretrained(model: Segmenter, folder: str | Path, half: bool = False) -> Path:
-    """Writes a model's folder. Each file is complete before it takes its name.
+    """Write a model's folder. Each file appears only when it is complete.
 
     With `half` kernels are stored in half precision, everything else as it is: norms' statistics
     would leave its range.
@@ -52,7 +52,7 @@ def save_pretrained(model: Segmenter, folder: str | Path, half: bool = False) ->
 
 
 def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
-    """Uploads a model; needs a login of `huggingface_hub`. Returns the address."""
+    """Upload a model; needs a login of `huggingface_hub`. Returns the address."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -66,10 +66,10 @@ def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
 
 
 def config_content(model: Segmenter) -> dict[str, Any]:
-    """What is saved of a model's configuration; `parse_config` reads it."""
+    """The content of `config.json`, for `parse_config`."""
     return {"format": FORMAT, "hemnet_version": __version__} | asdict(model.config)
 
 
 def _is_kernel(name: str, value: Tensor) -> bool:
-    """Of a convolution; the bases are matrices, too, but small."""
+    """Whether it is a convolution's; bases are matrices too, but small."""
     return name.endswith(".weight") and value.ndim > 1

@@ -1,4 +1,4 @@
-"""The segmenter: backbone → head → bilinear up-sampling, and what a saved one must remember."""
+"""The segmenter, backbone → head → bilinear upsampling, and its configuration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hemnet.errors import UserError
-from hemnet.image_io import read_picture
+from hemnet.image_io import read_image
 from hemnet.models.saving import push_to_hub, save_pretrained
 from hemnet.nn.backbone import Backbone
 from hemnet.nn.backbone_weights import WeightsReport, load_weights
 from hemnet.nn.fuse import fold_batch_norms
 from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS, AuxiliaryHead
-from hemnet.nn.heads.pyramid import PSPHead
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,14 @@ class Segmenter(nn.Module):
             pretrained=weights == "imagenet",
             align_corners=config.align_corners,
         )
-        channels, strides = self.backbone.channels, self.backbone.strides
-        options = dict(config.options)
+        features, options = self.backbone.features, dict(config.options)
         if config.channels is not None:
-            options["width"] = config.channels
+            options["channels"] = config.channels
         try:
-            self.head = HEADS[config.model](channels, strides, config.num_classes, **options)
+            self.head = HEADS[config.model](features, config.num_classes, **options)
         except (TypeError, ValueError) as error:
             raise UserError(f"model {config.model!r}: {error}") from None
-        if isinstance(self.head, PSPHead):  # it up-samples features of its own
-            self.head.align_corners = config.align_corners
-        self.auxiliary = AuxiliaryHead(channels, config.num_classes) if config.auxiliary else None
-        # At which of the backbone's strides the two heads give their logits.
-        self._levels = getattr(self.head, "level", -1), -2
-        fine, offsets = self._levels[0], self.backbone.offsets
-        if fine != -1:
-            shift = (offsets[-1] - offsets[fine]) / strides[fine]
-            self.head.offset = shift  # type: ignore[assignment]
+        self.auxiliary = AuxiliaryHead(features, config.num_classes) if config.auxiliary else None
         mean, std = self.backbone.mean, self.backbone.std
         if weights is not None and weights != "imagenet":
             report = load_weights(self.backbone.network, weights, partial_weights)
@@ -139,13 +129,13 @@ class Segmenter(nn.Module):
         height, width = images.shape[-2:]
         features = self.backbone(images)
         logits = self.head(features, self.backbone.mask(images, valid))
-        logits = self.upsample(logits, (height, width), stride, self._levels[0])
+        logits = self.upsample(logits, (height, width), stride, self.head.level)
         if not auxiliary:
             return logits
         if self.auxiliary is None:
             raise ValueError("this model has no auxiliary head: create it with auxiliary=True")
         second = self.auxiliary(features)
-        return logits, self.upsample(second, (height, width), stride, self._levels[1])
+        return logits, self.upsample(second, (height, width), stride, self.auxiliary.level)
 
     def upsample(
         self, logits: Tensor, size: Sequence[int], stride: int = 1, level: int = -1
@@ -183,7 +173,7 @@ class Segmenter(nn.Module):
         Returns:
             Class ids H,W: uint8, or uint16 beyond 256 classes.
         """
-        picture = read_picture(image)
+        picture = read_image(image)
         training = self.training
         self.eval()
         try:

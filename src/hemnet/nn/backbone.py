@@ -21,13 +21,14 @@ from torch.nn import functional as F
 
 from hemnet.errors import UserError
 from hemnet.nn.geometry import (
-    Layer,
+    FeatureInfo,
+    LayerShift,
     Placement,
+    downsample,
     larger,
-    moving_layers,
     offsets,
+    record_shifts,
     symmetric_padding,
-    thin_out,
     upsample,
 )
 
@@ -120,7 +121,7 @@ class Backbone(nn.Module):
         ]
 
     def pad(self, images: Tensor) -> Tensor:
-        """Images as the network sees them."""
+        """Pad images to a size that the network handles exactly."""
         if not self.pads:
             return images
         height, width = images.shape[-2:]
@@ -130,7 +131,7 @@ class Backbone(nn.Module):
         return images
 
     def _padded(self, pixels: int) -> int:
-        """The pixels of an axis that the network sees."""
+        """The padded length of an axis."""
         # No negative numbers: what an exported graph divides is rounded towards zero.
         pad_to = self._pad_to
         padded = (pixels - self._extra + pad_to - 1) // pad_to * pad_to + self._extra
@@ -139,7 +140,7 @@ class Backbone(nn.Module):
         return larger(padded, self._least)
 
     def _count(self, pixels: int, stride: int) -> int:
-        """How many features of this stride an image of so many pixels has."""
+        """Number of features of this stride along an axis."""
         if not self._extra:
             return (pixels + stride - 1) // stride
         cells = (pixels + self.output_stride - 2) // self.output_stride
@@ -176,6 +177,11 @@ class Backbone(nn.Module):
         return (down[:, None] & across)[None]
 
     @property
+    def features(self) -> FeatureInfo:
+        """Of the feature maps, for heads."""
+        return FeatureInfo(self.channels, self.strides, self.offsets, self.align_corners)
+
+    @property
     def placement(self) -> Placement:
         """Of the last features."""
         return Placement(self.output_stride, self.offsets[-1])
@@ -188,14 +194,14 @@ class Backbone(nn.Module):
             if reduction < 4:  # the stem, not a branch
                 continue
             if reduction < self.output_stride:
-                feature = thin_out(feature, self.output_stride // reduction)
+                feature = downsample(feature, self.output_stride // reduction)
             elif reduction > self.output_stride:
                 feature = upsample(feature, size, reduction // self.output_stride)
             parts.append(feature)
         return torch.cat(parts, 1)
 
     def _probe(self) -> tuple[list[int], list[int], list[float]]:
-        """Channels, strides and offsets, measured; finds the padding that the network needs."""
+        """Measure channels, strides and offsets, and find the padding that the network needs."""
         device = next(self.parameters()).device
         asked = self.output_stride
         problem = ""
@@ -213,13 +219,13 @@ class Backbone(nn.Module):
         )
         for extra, pad_to, least in choices[0 if self.align_corners else 2 :]:
             self._extra, self._pad_to, self._least = extra, pad_to, least
-            calls: list[Layer] = []
+            calls: list[LayerShift] = []
             try:
                 with _evaluating(self):
                     small = self(torch.zeros(1, 3, *_PROBE_SIZES[0], device=device))
                     outputs = [small, self(torch.zeros(1, 3, 1, 1, device=device))]
                     rows = 8 * pad_to + extra
-                    with moving_layers(self.network, calls):
+                    with record_shifts(self.network, calls):
                         self.network(torch.zeros(1, 3, rows, rows, device=device))
             except (RuntimeError, AssertionError, ValueError) as error:
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__

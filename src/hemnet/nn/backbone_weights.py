@@ -35,7 +35,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What a weight file gave to a module."""
+    """What matched between a weight file and a module."""
 
     path: Path
     matched: int
@@ -55,7 +55,7 @@ class WeightsReport:
 
 
 def load_weights(module: nn.Module, path: str | Path, partial: bool = False) -> WeightsReport:
-    """Fill a backbone network from a file; says in one line what matched.
+    """Load a backbone's weights from a file, and log what matched.
 
     A file that has less than nine tenths of the tensors is another network's: it is refused unless
     `partial`.
@@ -146,7 +146,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _unusable(tensor: Tensor) -> str | None:
-    """What makes a tensor's values impossible to take over, in a word."""
+    """Why a tensor's values cannot be used, in a word; None where they can."""
     if tensor.is_meta:
         return "meta (without values)"
     if tensor.is_quantized:
@@ -165,7 +165,7 @@ def _unusable(tensor: Tensor) -> str | None:
 
 
 def _match(target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Key of the module → name in the file, for all that belong together."""
+    """Key of the module → name in the file, for all that match."""
     names = {_PREFIXES.sub("", name): name for name in state}
     if "stem.7.running_mean" in names:  # mmsegmentation's ResNets with a deep stem
         names = {_STEM.sub(_as_timm, plain): name for plain, name in names.items()}

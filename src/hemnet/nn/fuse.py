@@ -1,4 +1,4 @@
-"""Folds batch norms into the convolutions before them, for inference."""
+"""Fold batch norms into the convolutions before them, for inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 def fold_batch_norms(model: nn.Module) -> int:
-    """Folds in place every batch norm whose input is one convolution's output; says how many.
+    """Fold in place every batch norm whose input is one convolution's output; returns how many.
 
     Pairs are found by running the model once and seeing which norm is given which convolution's
     output: names and order tell too little for networks of any family.

@@ -1,4 +1,4 @@
-"""Where features lie on the image, and how to get from them back to its pixels.
+"""Positions of features on the image, and upsampling that respects them.
 
 With stride s, feature i of an axis is centred on pixel s·i + offset. The offset is 0 for networks
 whose convolutions are padded alike on both sides, (s − 1)/2 for those that cut the image into
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,8 +39,25 @@ class Placement(NamedTuple):
         return middles.floor().long().clamp(max=length - 1)
 
     def nearest(self, pixel: float, count: int) -> int:
-        """The one of `count` features that lies nearest to a pixel."""
+        """The feature, of `count`, nearest to a pixel."""
         return min(count - 1, max(0, round((pixel - self.offset) / self.stride)))
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """The feature maps B,C_i,h_i,w_i of a backbone, coarsest last.
+
+    Attributes:
+        channels: C_i.
+        strides: pixels between neighbours in map i.
+        offsets: the pixel on which feature 0 of map i is centred.
+        align_corners: False where weights were trained with up-sampling of that kind.
+    """
+
+    channels: Sequence[int]
+    strides: Sequence[int]
+    offsets: Sequence[float]
+    align_corners: bool = True
 
 
 def upsample(x: Tensor, size: Sequence[int], stride: int, offset: float = 0.0) -> Tensor:
@@ -70,20 +88,20 @@ def _cut(x: Tensor, size: Sequence[int], before: int = 0) -> Tensor:
 
 
 def larger(a: int, b: int) -> int:
-    """max, also of sizes that are symbols in `torch.export`."""
+    """max, also of the symbolic sizes of `torch.export`."""
     return cast(int, torch.sym_max(a, b))
 
 
-def thin_out(x: Tensor, factor: int) -> Tensor:
+def downsample(x: Tensor, factor: int) -> Tensor:
     """B,C,h,w → every factor-th feature, each the mean of those nearer to it than to the next."""
     if factor == 1:
         return x
     return F.avg_pool2d(x, 2 * factor - 1, factor, factor - 1, count_include_pad=False)
 
 
-class Layer(NamedTuple):
-    """A call of a layer that moves features: rows in and out, and by how many rows of its input
-    the middle of output 0 lies from input 0."""
+class LayerShift(NamedTuple):
+    """A call of a layer that shifts features: rows in and out, and by how many rows of its input
+    the centre of output 0 lies from input 0."""
 
     rows_in: int
     rows_out: int
@@ -93,8 +111,8 @@ class Layer(NamedTuple):
 
 
 @contextmanager
-def moving_layers(network: nn.Module, calls: list[Layer]) -> Iterator[None]:
-    """Inside, each call of a layer with a stride or with one-sided padding is added to `calls`."""
+def record_shifts(network: nn.Module, calls: list[LayerShift]) -> Iterator[None]:
+    """Record calls of layers with a stride or one-sided padding in `calls`."""
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         rows_in, rows_out = inputs[0].shape[-2], output.shape[-2]
@@ -107,7 +125,7 @@ def moving_layers(network: nn.Module, calls: list[Layer]) -> Iterator[None]:
         else:
             left = 0 if isinstance(module.padding, str) else _first(module.padding)
         average = isinstance(module, nn.AvgPool2d)
-        calls.append(Layer(rows_in, rows_out, span / 2 - left, kernel, average))
+        calls.append(LayerShift(rows_in, rows_out, span / 2 - left, kernel, average))
 
     hooks = [m.register_forward_hook(note) for m in network.modules() if _moves(m)]
     try:
@@ -128,7 +146,9 @@ def _moves(module: nn.Module) -> bool:
     return (one_sided and even) or _first(module.stride) > 1
 
 
-def offsets(calls: list[Layer], rows: int, strides: Sequence[int], patches: bool) -> list[float]:
+def offsets(
+    calls: list[LayerShift], rows: int, strides: Sequence[int], patches: bool
+) -> list[float]:
     """The offset of the features of each stride, from the layers that an image of `rows` met.
 
     Of several layers that take the same stride the one with the largest kernel counts; an average
@@ -157,7 +177,7 @@ def offsets(calls: list[Layer], rows: int, strides: Sequence[int], patches: bool
     return found
 
 
-def _joint(layers: list[Layer]) -> float:
+def _joint(layers: list[LayerShift]) -> float:
     """The shift of layers side by side."""
     kinds = [[c for c in layers if c.average == average] for average in (False, True)]
     shifts = [max(kind, key=lambda c: c.kernel).shift for kind in kinds if kind]

@@ -1,4 +1,4 @@
-"""Average pooling to a number of regions, also where sizes are unknown until the image comes."""
+"""Adaptive average pooling that can be exported with dynamic sizes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hemnet.data.dataset import Part, SegmentationDataset
+from hemnet.data.dataset import SegmentationDataset, Subset
 from hemnet.data.transforms import normalise
 from hemnet.inference.evaluate import evaluate, guessed, normalisation
 from hemnet.inference.metrics import Evaluation, ImageScore
@@ -51,7 +51,7 @@ def gather(
     names = set(dataset.info.classes)
     validation = [line for line in folder.read_metrics("validation") if line["iou"].keys() == names]
     evaluated = evaluation or evaluate(
-        model, Part(dataset, spread_out(len(dataset), EVALUATED)), options, progress=None
+        model, Subset(dataset, spread_out(len(dataset), EVALUATED)), options, progress=None
     )
     scores = evaluated.to_json()
     if evaluation is None and validation:

@@ -23,7 +23,7 @@ class NetworkConfig:
     """The network.
 
     Args:
-        name: hemnet, emanet, fcn, deeplabv3plus, psanet, pspnet, danet or nonlocal
+        name: of the head: hemnet, emanet, fcn or another of hemnet.list_models()
         backbone: a timm name, such as resnet101s, resnet50 or tf_efficientnet_lite0
         output_stride: 8, 16 or 32
         channels: width of the head; null for the head's own

@@ -26,7 +26,7 @@ from hemnet.errors import UserError
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
-from hemnet.models.registry import create_model, settled_options
+from hemnet.models.registry import create_model, resolve_preset
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import EMUnit
 from hemnet.run_folder import RunFolder
@@ -74,7 +74,7 @@ def settle(config: TrainConfig) -> TrainConfig:
 
     and a warm-up that ends before a short run does.
     """
-    options = settled_options(config.model.name, config.model.options)
+    options = resolve_preset(config.model.name, config.model.options)
     warmup = min(config.optim.warmup, config.optim.steps // 4)
     if config.optim.warmup < config.optim.steps:
         warmup = config.optim.warmup

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hemnet.data.class_frequency import Survey, balanced_weights, survey
+from hemnet.data.class_frequency import ClassFrequency, balanced_weights, count_classes
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.models.segmenter import Segmenter
@@ -22,18 +22,18 @@ LOOKED_AT, COUNTED = 100, 1000  # labels: for the opening lines, and for class w
 PADDED = 0.3  # share of padding in a crop from which a warning is due
 
 
-def look(config: TrainConfig, dataset: SegmentationDataset) -> Survey:
+def look(config: TrainConfig, dataset: SegmentationDataset) -> ClassFrequency:
     """The classes in the training labels; refuses data in which there is nothing to tell apart."""
     limit = COUNTED if config.loss.class_weights == "auto" else LOOKED_AT
-    found = survey(dataset, limit)
+    found = count_classes(dataset, limit)
     if found.present < 2 <= len(dataset) and found.images < len(dataset):
-        found = survey(dataset, len(dataset))
+        found = count_classes(dataset, len(dataset))
     if found.present < 2 and found.images:
         raise UserError(nothing_to_learn(dataset, found))
     return found
 
 
-def nothing_to_learn(dataset: SegmentationDataset, found: Survey) -> str:
+def nothing_to_learn(dataset: SegmentationDataset, found: ClassFrequency) -> str:
     """Why labels with one class teach nothing, and the cure where it is known."""
     only = next((n for n, c in zip(dataset.info.classes, found.pixels, strict=True) if c), None)
     what = f"every labelled pixel is {only!r}" if only else "no pixel is labelled"
@@ -49,19 +49,19 @@ def nothing_to_learn(dataset: SegmentationDataset, found: Survey) -> str:
 
 
 def resolved_loss(
-    config: LossConfig, dataset: SegmentationDataset, found: Survey | None = None
+    config: LossConfig, dataset: SegmentationDataset, found: ClassFrequency | None = None
 ) -> LossConfig:
     """With class weights from the data where they are `auto`."""
     if config.class_weights != "auto":
         return config
-    return replace(config, class_weights=balanced_weights(found or survey(dataset, COUNTED)))
+    return replace(config, class_weights=balanced_weights(found or count_classes(dataset, COUNTED)))
 
 
 def opening(
     config: TrainConfig,
     train: SegmentationDataset,
     val: SegmentationDataset | None,
-    found: Survey,
+    found: ClassFrequency,
     model: Segmenter,
     device: torch.device,
 ) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _lines(
     config: TrainConfig,
     train: SegmentationDataset,
     val: SegmentationDataset | None,
-    found: Survey,
+    found: ClassFrequency,
     model: Segmenter,
     device: torch.device,
 ) -> Iterator[tuple[str, str]]:
@@ -133,7 +133,7 @@ def _percent(share: float) -> str:
     return "0%" if share == 0 else "<0.01%" if share < 1e-4 else f"{100 * share:.3g}%"
 
 
-def padding_note(data: DataConfig, found: Survey) -> str | None:
+def padding_note(data: DataConfig, found: ClassFrequency) -> str | None:
     """A warning where much of every crop is padding, with a crop that pads less."""
     if not found.heights:
         return None
@@ -154,7 +154,7 @@ def padding_note(data: DataConfig, found: Survey) -> str | None:
     )
 
 
-def padded_share(crop: tuple[int, int], scale: tuple[float, float], found: Survey) -> float:
+def padded_share(crop: tuple[int, int], scale: tuple[float, float], found: ClassFrequency) -> float:
     """The mean share of a crop that no image fills."""
     factors = np.linspace(*scale, 16)[:, None]
     height = np.minimum(crop[0], np.array(found.heights) * factors)

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from accelerate import Accelerator
 
-from hemnet.data import Part, SegmentationDataset
+from hemnet.data import SegmentationDataset, Subset
 from hemnet.errors import UserError
 from hemnet.models.costs import count, on_meta
 from hemnet.models.segmenter import Segmenter
@@ -42,7 +42,7 @@ def dry_run(config: TrainConfig) -> list[str]:
     """
     check_config(config)
     sets = train_set, val_set = setup.open_datasets(config.data)
-    part = None if val_set is None else Part(val_set, range(min(VALIDATED, len(val_set))))
+    part = None if val_set is None else Subset(val_set, range(min(VALIDATED, len(val_set))))
     short = copy.deepcopy(config)
     short.optim.steps, short.optim.warmup, short.optim.plateau_patience = STEPS, 0, None
     short.validation.every = STEPS

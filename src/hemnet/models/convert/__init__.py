@@ -1,4 +1,4 @@
-"""Published weights of other projects as models of ours: `hemnet convert`."""
+"""Convert published weights of other projects."""
 
 from hemnet.models.convert.facts import Facts
 from hemnet.models.convert.networks import SOURCES, Conversion, convert

@@ -1,4 +1,4 @@
-"""Checkpoints of other projects, read without executing anything of theirs.
+"""Read checkpoints of other projects without executing anything in them.
 
 `torch.load(weights_only=True)` refuses a file for a single object that it does not know, and what
 training frameworks save beside the weights (histories, configurations, arrays) are such objects.
@@ -22,7 +22,7 @@ from hemnet.errors import UserError
 
 
 class Ignored:
-    """Stands for an object of any other class or the result of any other call; knows nothing."""
+    """Placeholder for an object of any other class, or the result of any other call."""
 
     __slots__ = ()
     dump_patches = False  # torch asks classes of the oldest files for it
@@ -34,7 +34,7 @@ class Ignored:
         return self
 
     def _ignore(self, *_: Any, **__: Any) -> None:
-        """What unpickling does to an object: attributes, items and members are dropped."""
+        """Drop the attributes, items and members that unpickling would set."""
 
     __init__ = __setstate__ = __setitem__ = append = extend = add = update = _ignore
 
@@ -91,7 +91,7 @@ _PICKLE = SimpleNamespace(__name__=__name__, Unpickler=_Unpickler, load=_load)
 
 
 def read_checkpoint(path: Path) -> Mapping[Any, Any]:
-    """A file's content, with placeholders for all that are neither tensors nor plain values."""
+    """A file's content, with placeholders for everything but tensors and plain values."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}")
     try:
@@ -114,7 +114,7 @@ def read_checkpoint(path: Path) -> Mapping[Any, Any]:
 
 
 def named_tensors(content: Mapping[Any, Any], depth: int = 2) -> dict[str, Tensor]:
-    """The largest set of tensors by name in a checkpoint, be it wrapped or not."""
+    """The largest dictionary of tensors in a checkpoint, nested or not."""
     found = [{str(k): v for k, v in content.items() if isinstance(v, Tensor)}]
     if depth:
         inner = (value for value in content.values() if isinstance(value, Mapping))

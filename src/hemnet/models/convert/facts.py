@@ -1,4 +1,4 @@
-"""What the tensors of a checkpoint do not say of their network.
+"""Facts about a network that its checkpoint's tensors do not tell.
 
 mmsegmentation saves it as the text of the configuration (`meta.config`, later `meta.cfg`). Of
 EMANet's own checkpoints it is known from the papers.
@@ -24,7 +24,7 @@ _DILATIONS = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2), 32: (1, 1, 1, 1)}
 
 @dataclass(frozen=True)
 class Facts:
-    """None where it is not known; `create_model` has the meaning of the first ones.
+    """None where unknown; see `create_model` for those not listed.
 
     Attributes:
         bgr: the images' channels are blue, green, red.
@@ -49,7 +49,7 @@ class Facts:
     palette: tuple[tuple[int, ...], ...] | None = None
 
     def given(self, **chosen: Any) -> Facts:
-        """With what a user knows better."""
+        """Overridden by what the user gave."""
         return replace(self, **{k: v for k, v in chosen.items() if v is not None})
 
 
@@ -80,7 +80,7 @@ def read_meta(meta: Any, text: str | None = None) -> tuple[Facts, bool]:
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise UserError(
             f"the configuration in this checkpoint is not understood ({error}). Give a complete "
-            "one, as mmsegmentation writes it into its work folder, by --config."
+            "one, as mmsegmentation writes it into its work folder, as `config`."
         ) from None
 
 
@@ -126,7 +126,7 @@ def _read_model(facts: Facts, model: dict[str, Any], settings: dict[str, Any]) -
 
 
 def _multi_grid(rates: Any, stride: int) -> tuple[int, ...] | None:
-    """Their rates are dilations, ours multiply those of the stage."""
+    """Convert their rates, which are dilations, to ours, which multiply those of the stage."""
     if rates is None:
         return None
     first, others = LAST_STAGE[stride]
@@ -144,7 +144,7 @@ def _eps(part: dict[str, Any]) -> float:
 
 
 def _normalisation(model: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Of images of 0–255, from where each version of mmsegmentation keeps it."""
+    """Mean and std of images of 0–255, from where each version of mmsegmentation keeps them."""
     found = model.get("data_preprocessor") or settings.get("data_preprocessor")
     if not (isinstance(found, dict) and found.get("mean")):
         found = settings.get("img_norm_cfg") or find_typed(settings, "Normalize")

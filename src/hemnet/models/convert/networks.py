@@ -1,4 +1,4 @@
-"""The layouts of other projects' networks, layer by layer, in terms of ours."""
+"""Map the layers of other projects' networks to ours."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ class Conversion:
     dropped: tuple[str, ...]
 
 
+# The name of our head, its convolution that has its `channels`, and its options.
+HeadFound = tuple[str, str | None, dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Network:
     """What a layout finds: arguments of `create_model`."""
@@ -58,7 +62,7 @@ def convert(
     path: str | Path,
     source: str,
     *,
-    settings: str | None = None,
+    config: str | None = None,
     ignore: Sequence[str] = (),
     classes: Sequence[str] | None = None,
     palette: Sequence[Sequence[int]] | None = None,
@@ -71,7 +75,7 @@ def convert(
     Args:
         path: the checkpoint.
         source: "emanet" or "mmseg".
-        settings: the text of mmsegmentation's configuration, where the checkpoint holds none.
+        config: the text of mmsegmentation's configuration, where the checkpoint holds none.
         ignore: patterns of names to leave out.
         classes, palette: saved with the model, where the file does not say.
         output_stride, align_corners, multi_grid: see `create_model`; where the file does not say
@@ -88,14 +92,14 @@ def convert(
     facts = EMANET
     try:
         if source == "mmseg":
-            facts, known = read_meta(content.get("meta"), settings)
+            facts, known = read_meta(content.get("meta"), config)
             facts = facts.given(align_corners=align_corners)
-            if not known and settings is not None:
+            if not known and config is not None:
                 raise UserError("the configuration has no `model = dict(…)`: give a complete one")
             if facts.align_corners is None:
                 raise UserError(
-                    "it holds no configuration. Give the one that it was trained with by --config, "
-                    "or at least --align-corners (true where the crop is of k·8 + 1 pixels, such "
+                    "it holds no configuration. Give the one that it was trained with as `config`, "
+                    "or at least `align_corners` (true where the crop is of k·8 + 1 pixels, such "
                     "as 769×769; false for 512×1024 and 512×512)"
                 )
         facts = facts.given(
@@ -108,8 +112,8 @@ def convert(
         network, more = layout(tensors, facts)
     except UserError as error:
         raise UserError(f"{path} cannot be converted: {error}.") from None
-    config, facts = _config(network, facts, tensors, told=classes is not None)
-    model = Segmenter(config).eval()
+    described, facts = _config(network, facts, tensors, told=classes is not None)
+    model = Segmenter(described).eval()
     if facts.bgr:
         _turn_channels(tensors)
     model.load_state_dict(tensors.checked(model.state_dict(), path))
@@ -146,7 +150,7 @@ def _config(
 
 
 def _without_prefix(given: dict[str, Tensor], anchor: str, path: Path, source: str) -> Tensors:
-    """The tensors by the names inside the network: `module.` and the like cut off."""
+    """The tensors by their names inside the network, without prefixes such as `module.`."""
     found = next((key for key in given if key.endswith(anchor)), None)
     if found is None:
         close = difflib.get_close_matches(anchor, given, 3, 0) or ["none"]
@@ -159,7 +163,7 @@ def _without_prefix(given: dict[str, Tensor], anchor: str, path: Path, source: s
 
 
 def _turn_channels(tensors: Tensors) -> None:
-    """A first convolution that was trained on BGR, for RGB."""
+    """Reorder the first convolution's input channels from BGR to RGB."""
     for key in ("conv1.weight", "conv1.0.weight"):
         name = f"backbone.network.{key}"
         if name in tensors.done:
@@ -180,7 +184,8 @@ def _emanet(tensors: Tensors, facts: Facts) -> tuple[Network, list[str]]:
     tensors.move("emau.conv2", ["head.attention.conv_out"], ["head.attention.norm"])
     _conv_norm(tensors, "fc1", "head.mix")
     tensors.move("fc2", ["head.classifier.1"])
-    return Network("emanet", backbone, **_ema(tensors, facts)), []
+    channels = _size(tensors, "head.reduce.0.weight")
+    return Network("emanet", backbone, channels, _ema_options(tensors, facts)), []
 
 
 def _mmseg(tensors: Tensors, facts: Facts) -> tuple[Network, list[str]]:
@@ -201,22 +206,22 @@ def _mmseg(tensors: Tensors, facts: Facts) -> tuple[Network, list[str]]:
     else:
         tensors.rename("backbone.conv1", "backbone.network.conv1")
         tensors.rename("backbone.bn1", "backbone.network.bn1", eps)
-    found = head(tensors, facts, head_eps)
+    name, first_conv, options = head(tensors, facts, head_eps)
     tensors.move("decode_head.conv_seg", ["head.classifier.1"])
     dropped = _auxiliary(tensors, head_eps)
     weight = tensors.done.get("head.classifier.1.weight")
     if weight is not None and len(weight) == 1:
         raise UserError("it has one logit and a threshold; ours has a logit for each class")
-    name = found.pop("name")
     if name == "danet":  # two more classifiers, one for each branch's loss
         dropped += tensors.drop("decode_head.pam_conv_seg.", "decode_head.cam_conv_seg.")
-    return Network(name, backbone, found.pop("channels"), found.pop("options")), dropped
+    channels = None if first_conv is None else _size(tensors, f"{first_conv}.0.weight")
+    return Network(name, backbone, channels, options), dropped
 
 
 def _resnet(
     tensors: Tensors, facts: Facts, stem: str, stages: Sequence[str], eps: float = 1e-5
 ) -> str:
-    """Moves the stages, whose layers have timm's names; gives timm's name of the network."""
+    """Move the stages, whose layers have timm's names; returns timm's name of the network."""
     counts = tuple(len(tensors.children(stage)) for stage in stages)
     if not any(tensors.has(f"{stages[0]}.0.{kind}3") for kind in ("conv", "bn")):
         raise UserError("its ResNet has basic blocks, which are dilated otherwise than ours")
@@ -257,19 +262,9 @@ def _bases(tensors: Tensors, source: str) -> None:
 
 
 def _size(tensors: Tensors, name: str, axis: int = 0) -> int:
-    """Of a tensor that was moved; 1 where it was missing, which is said later."""
+    """Size of a moved tensor; 1 where it is missing, which is reported later."""
     tensor = tensors.done.get(name)
     return 1 if tensor is None or tensor.ndim <= axis else tensor.shape[axis]
-
-
-def _ema(tensors: Tensors, facts: Facts) -> dict[str, Any]:
-    bases = _size(tensors, "head.attention.bases.value")
-    options = _attention_options(tensors) | {
-        "bases": bases,
-        "iterations": facts.iterations,
-        "decay": facts.decay,
-    }
-    return {"channels": _size(tensors, "head.reduce.0.weight"), "options": options}
 
 
 def _attention_options(tensors: Tensors) -> dict[str, Any]:
@@ -279,12 +274,18 @@ def _attention_options(tensors: Tensors) -> dict[str, Any]:
     }
 
 
+def _ema_options(tensors: Tensors, facts: Facts) -> dict[str, Any]:
+    bases = _size(tensors, "head.attention.bases.value")
+    own = {"bases": bases, "iterations": facts.iterations, "decay": facts.decay}
+    return _attention_options(tensors) | own
+
+
 def _join(tensors: Tensors, eps: float) -> None:
     if tensors.has("decode_head.conv_cat"):
         _conv_norm(tensors, "decode_head.conv_cat", "head.join", eps)
 
 
-def _ema_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
+def _ema_head(tensors: Tensors, facts: Facts, eps: float) -> HeadFound:
     _conv_norm(tensors, "decode_head.ema_in_conv", "head.reduce", eps)
     _bases(tensors, "decode_head.ema_module.bases")
     unit = "head.attention"
@@ -292,10 +293,10 @@ def _ema_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
     tensors.move("decode_head.ema_out_conv", [f"{unit}.conv_out"], [f"{unit}.norm"], eps)
     _conv_norm(tensors, "decode_head.bottleneck", "head.mix", eps)
     _join(tensors, eps)
-    return {"name": "emanet"} | _ema(tensors, facts)
+    return "emanet", "head.reduce", _ema_options(tensors, facts)
 
 
-def _non_local_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
+def _non_local_head(tensors: Tensors, facts: Facts, eps: float) -> HeadFound:
     """Theirs has no ReLU after the sum with the input."""
     _conv_norm(tensors, "decode_head.convs.0", "head.reduce", eps)
     for theirs, ours in (("theta", "query"), ("phi", "key"), ("g", "value")):
@@ -303,22 +304,17 @@ def _non_local_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any
     _conv_norm(tensors, "decode_head.nl_block.conv_out", "head.attention.out", eps)
     _conv_norm(tensors, "decode_head.convs.1", "head.mix", eps)
     _join(tensors, eps)
-    return {
-        "name": "nonlocal",
-        "channels": _size(tensors, "head.reduce.0.weight"),
-        "options": _attention_options(tensors) | {"activation": False},
-    }
+    return "nonlocal", "head.reduce", _attention_options(tensors) | {"activation": False}
 
 
-def _psp_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
+def _psp_head(tensors: Tensors, facts: Facts, eps: float) -> HeadFound:
     for i in range(4):
         _conv_norm(tensors, f"decode_head.psp_modules.{i}", f"head.pools.{i}", eps)
     _conv_norm(tensors, "decode_head.bottleneck", "head.mix", eps)
-    width = _size(tensors, "head.mix.0.weight")
-    return {"name": "pspnet", "channels": width, "options": {}}
+    return "pspnet", "head.mix", {}
 
 
-def _dual_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
+def _dual_head(tensors: Tensors, facts: Facts, eps: float) -> HeadFound:
     for kind, branch in (("pam", "position"), ("cam", "channel")):
         _conv_norm(tensors, f"decode_head.{kind}_in_conv", f"head.{branch}.0", eps)
         scale = tensors.take(f"decode_head.{kind}.gamma.scale")
@@ -327,11 +323,10 @@ def _dual_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
         _conv_norm(tensors, f"decode_head.{kind}_out_conv", f"head.{branch}.2", eps)
     for part in ("query", "key", "value"):
         tensors.move(f"decode_head.pam.{part}_project", [f"head.position.1.{part}"])
-    width = _size(tensors, "head.position.0.0.weight")
-    return {"name": "danet", "channels": width, "options": {}}
+    return "danet", "head.position.0", {}
 
 
-def _fcn_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
+def _fcn_head(tensors: Tensors, facts: Facts, eps: float) -> HeadFound:
     for i in range(2):
         _conv_norm(tensors, f"decode_head.convs.{i}", f"head.convolutions.{i}", eps)
     _join(tensors, eps)
@@ -340,11 +335,11 @@ def _fcn_head(tensors: Tensors, facts: Facts, eps: float) -> dict[str, Any]:
         "mixed": _size(tensors, "head.convolutions.1.0.weight"),
         "concatenate": "head.join.0.weight" in tensors.done,
     }
-    return {"name": "fcn", "channels": None, "options": options}
+    return "fcn", None, options
 
 
 def _auxiliary(tensors: Tensors, eps: float) -> list[str]:
-    """One convolution to 256 channels is ours; another kind is for their training only."""
+    """Ours has one convolution to 256 channels; others are dropped, as only training needs them."""
     prefix, conv = "auxiliary_head.", "auxiliary_head.convs.0.conv.weight"
     fits = len(tensors.children("auxiliary_head.convs")) == 1 and not tensors.has(
         "auxiliary_head.conv_cat"
@@ -356,9 +351,8 @@ def _auxiliary(tensors: Tensors, eps: float) -> list[str]:
     return []
 
 
-Head = Callable[[Tensors, Facts, float], dict[str, Any]]
 # A name that only this head has → how its layers are moved, or why they cannot be.
-_HEADS: dict[str, Head | str] = {
+_HEADS: dict[str, Callable[[Tensors, Facts, float], HeadFound] | str] = {
     "ema_module": _ema_head,
     "nl_block": _non_local_head,
     "pam": _dual_head,

@@ -1,4 +1,4 @@
-"""mmsegmentation's configurations, which are Python files, read without running them."""
+"""Read mmsegmentation's configurations, which are Python files, without running them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """The values that a text assigns, of literals, `dict(…)` and names assigned before.
+    """The values that Python text assigns: literals, `dict(…)` and names assigned before.
 
     Anything else is left out, so that a missing key means not known.
     """

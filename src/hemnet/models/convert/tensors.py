@@ -1,4 +1,4 @@
-"""From the names of a checkpoint's tensors to ours, until none is left."""
+"""Rename a checkpoint's tensors to ours, until none is left."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tensors:
         return self.left.pop(key, None)
 
     def drop(self, *prefixes: str) -> list[str]:
-        """Leave out what training alone needs; says what that was."""
+        """Drop what only training needs; returns the names."""
         dropped = [key for key in self.left if key.startswith(prefixes)]
         for key in dropped:
             del self.left[key]
@@ -88,7 +88,7 @@ class Tensors:
                     del self.left[f"{theirs}.{leaf}"]
 
     def rename(self, source: str, target: str, eps: float = EPS) -> None:
-        """Everything below a name, whose parts are called alike in both."""
+        """Move everything below a name, where both projects use the same names."""
         if not self.has(source):
             self.absent.append(source)
         for key in [k for k in self.left if k.startswith(f"{source}.")]:
@@ -112,7 +112,7 @@ class Tensors:
             elif missing:
                 lines.append(f"missing in the file, by our names: {_listed(missing)}")
             if left:
-                lines.append("Tensors that only training needs can be left out by --ignore NAME.")
+                lines.append("Tensors that only training needs can be left out: `ignore=NAME`.")
             raise UserError("\n".join(lines))
         state = {}
         for key, tensor in wanted.items():
@@ -132,7 +132,7 @@ class Tensors:
 
 
 def _with_eps(leaf: str, tensor: Tensor, eps: float) -> Tensor:
-    """1/√(variance + eps) is all that a batch norm does with them: another eps is a shift."""
+    """A batch norm uses 1/√(variance + eps): another eps is a shift of the variance."""
     return tensor.float() + (eps - EPS) if leaf == "running_var" and eps != EPS else tensor
 
 

@@ -1,23 +1,16 @@
-"""Segmentation heads: from a backbone's features to class logits.
+"""Segmentation heads, one module each: from a backbone's features to class logits."""
 
-Every head is made with (channels, strides, num_classes, **options) and maps the list of features
-to B,classes,h,w; the segmenter resizes that to the image. A second argument, a mask 1,h,w or
-B,h,w of the last features, is 0 where a feature lies on padding: what a head collects over the
-whole image leaves these out. A head whose logits are not on the grid of the last features says
-so by `level`, the number of the features they are on, and is told by `offset` on which feature of
-that grid the first one of the last features lies.
-"""
-
-from torch import nn
-
-from hemnet.nn.heads.attention import EMAHead, HEMHead, NonLocalHead
-from hemnet.nn.heads.deeplab import DeepLabV3PlusHead
-from hemnet.nn.heads.dual import DualAttentionHead
+from hemnet.nn.heads.attention import EMAHead, HEMHead
+from hemnet.nn.heads.danet import DualAttentionHead
+from hemnet.nn.heads.deeplabv3plus import DeepLabV3PlusHead
 from hemnet.nn.heads.fcn import AuxiliaryHead, FCNHead
-from hemnet.nn.heads.pointwise import PSAHead
-from hemnet.nn.heads.pyramid import PSPHead
+from hemnet.nn.heads.head import Head
+from hemnet.nn.heads.non_local import NonLocalHead
+from hemnet.nn.heads.psanet import PSAHead
+from hemnet.nn.heads.pspnet import PSPHead
 
-HEADS: dict[str, type[nn.Module]] = {
+# The name of a model is that of its head; its options are the constructor's.
+HEADS: dict[str, type[Head]] = {
     "hemnet": HEMHead,
     "emanet": EMAHead,
     "fcn": FCNHead,
@@ -28,4 +21,4 @@ HEADS: dict[str, type[nn.Module]] = {
     "nonlocal": NonLocalHead,
 }
 
-__all__ = ["HEADS", "AuxiliaryHead"]
+__all__ = ["HEADS", "AuxiliaryHead", "Head"]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hemnet.nn.heads.layers import MIXED, classifier, conv_bn_relu
+from hemnet.nn.geometry import FeatureInfo
+from hemnet.nn.heads.head import MIXED, Head, classifier, conv_bn_relu
 
 
-class FCNHead(nn.Module):
+class FCNHead(Head):
     """A classifier on the backbone's last feature: B,C,h,w → B,classes,h,w.
 
     `hidden` puts two 3×3 convolutions before it, to so many channels and to `mixed`: an attention
@@ -19,8 +20,7 @@ class FCNHead(nn.Module):
 
     def __init__(
         self,
-        channels: Sequence[int],
-        strides: Sequence[int],
+        features: FeatureInfo,
         num_classes: int,
         dropout: float = 0.1,
         hidden: int | None = None,
@@ -28,15 +28,15 @@ class FCNHead(nn.Module):
         concatenate: bool = False,
     ) -> None:
         super().__init__()
-        if concatenate and hidden is None:
-            raise ValueError("concatenate needs hidden convolutions whose output is joined")
-        last = channels[-1] if hidden is None else mixed
+        if hidden is None and (concatenate or mixed != MIXED):
+            raise ValueError("concatenate and mixed need the convolutions that hidden adds")
+        inputs = features.channels[-1]
         self.convolutions = nn.Sequential()
         if hidden is not None:
-            self.convolutions.append(conv_bn_relu(channels[-1], hidden, 3))
+            self.convolutions.append(conv_bn_relu(inputs, hidden, 3))
             self.convolutions.append(conv_bn_relu(hidden, mixed, 3))
-        self.join = conv_bn_relu(channels[-1] + mixed, mixed, 3) if concatenate else None
-        self.classifier = classifier(last, num_classes, dropout)
+        self.join = conv_bn_relu(inputs + mixed, mixed, 3) if concatenate else None
+        self.classifier = classifier(inputs if hidden is None else mixed, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = self.convolutions(features[-1])
@@ -45,14 +45,17 @@ class FCNHead(nn.Module):
         return self.classifier(x)
 
 
-class AuxiliaryHead(nn.Module):
-    """A second, smaller opinion from the last feature but one, used for training only."""
+class AuxiliaryHead(Head):
+    """A smaller classifier on the penultimate feature map, for a training loss only."""
 
-    def __init__(self, channels: Sequence[int], num_classes: int, dropout: float = 0.1) -> None:
+    level = -2
+
+    def __init__(self, features: FeatureInfo, num_classes: int, dropout: float = 0.1) -> None:
         super().__init__()
-        width = max(channels[-2] // 4, 16)
-        self.reduce = conv_bn_relu(channels[-2], width, 3)
-        self.classifier = classifier(width, num_classes, dropout)
+        inputs = features.channels[self.level]
+        channels = max(inputs // 4, 16)
+        self.reduce = conv_bn_relu(inputs, channels, 3)
+        self.classifier = classifier(channels, num_classes, dropout)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        return self.classifier(self.reduce(features[-2]))
+    def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        return self.classifier(self.reduce(features[self.level]))

@@ -15,31 +15,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hemnet.nn.geometry import upsample
-from hemnet.nn.heads.layers import classifier, conv_bn_relu
+from hemnet.nn.geometry import FeatureInfo, upsample
+from hemnet.nn.heads.head import Head, classifier, conv_bn_relu
 
 # Past this many source positions, one tile of targets with its own window is cheaper.
 DENSE_POSITIONS = 94 * 94
 TILE = 32
 
 
-class PSAHead(nn.Module):
+class PSAHead(Head):
     """B,C,h,w → B,classes,h,w."""
 
     def __init__(
         self,
-        channels: Sequence[int],
-        strides: Sequence[int],
+        features: FeatureInfo,
         num_classes: int,
-        width: int = 512,
+        channels: int = 512,
         mask_size: int = 63,
         shrink: int = 2,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.attention = PointwiseSpatialAttention(channels[-1], width, mask_size, shrink)
-        self.mix = conv_bn_relu(2 * channels[-1], width, 3)
-        self.classifier = classifier(width, num_classes, dropout)
+        inputs = features.channels[-1]
+        self.attention = PointwiseSpatialAttention(inputs, channels, mask_size, shrink)
+        self.mix = conv_bn_relu(2 * inputs, channels, 3)
+        self.classifier = classifier(channels, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         return self.classifier(self.mix(self.attention(features[-1], mask)))

@@ -7,32 +7,25 @@ Fu et al., Dual Attention Network for Scene Segmentation, CVPR 2019
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hemnet.em.numeric import no_autocast
-from hemnet.nn.heads.layers import attended, classifier, conv_bn_relu
+from hemnet.nn.geometry import FeatureInfo
+from hemnet.nn.heads.head import Head, SelfAttention, classifier, conv_bn_relu
 
 
-class PositionAttention(nn.Module):
-    """Every position attends to every other: B,C,H,W → B,C,H,W, time O(N²)."""
+class PositionAttention(SelfAttention):
+    """Every position attends to every other: B,C,h,w → B,C,h,w."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        inner = max(channels // 8, 1)
-        self.query = nn.Conv2d(channels, inner, 1)
-        self.key = nn.Conv2d(channels, inner, 1)
-        self.value = nn.Conv2d(channels, channels, 1)
+        super().__init__(channels, max(channels // 8, 1), channels, scale=1.0)  # not 1/√C
         self.scale = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (f(x).flatten(2).transpose(1, 2) for f in (self.query, self.key, self.value))
-        # No 1/√C in this paper; the fused kernel needs no N×N matrix in memory.
-        seen = attended(mask)
-        out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], seen, scale=1.0)
-        return x + self.scale * out[:, 0].transpose(1, 2).reshape(x.shape)
+        return x + self.scale * self.attend(x, mask)
 
 
 class ChannelAttention(nn.Module):
@@ -53,26 +46,25 @@ class ChannelAttention(nn.Module):
         return x + self.scale * (weights.to(flat.dtype) @ flat).view_as(x)
 
 
-class DualAttentionHead(nn.Module):
+class DualAttentionHead(Head):
     """B,C,h,w → B,classes,h,w."""
 
     def __init__(
         self,
-        channels: Sequence[int],
-        strides: Sequence[int],
+        features: FeatureInfo,
         num_classes: int,
-        width: int = 512,
+        channels: int = 512,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        inputs = channels[-1]
-        self.position = nn.Sequential(
-            conv_bn_relu(inputs, width, 3), PositionAttention(width), conv_bn_relu(width, width, 3)
+        inputs = features.channels[-1]
+        self.position, self.channel = (
+            nn.Sequential(
+                conv_bn_relu(inputs, channels, 3), unit(), conv_bn_relu(channels, channels, 3)
+            )
+            for unit in (partial(PositionAttention, channels), ChannelAttention)
         )
-        self.channel = nn.Sequential(
-            conv_bn_relu(inputs, width, 3), ChannelAttention(), conv_bn_relu(width, width, 3)
-        )
-        self.classifier = classifier(width, num_classes, dropout)
+        self.classifier = classifier(channels, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = features[-1]

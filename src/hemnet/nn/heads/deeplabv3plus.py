@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hemnet.nn.heads.layers import (
+from hemnet.nn.geometry import FeatureInfo
+from hemnet.nn.heads.head import (
     DETAIL,
+    Head,
     classifier,
     conv_bn_relu,
-    detail_index,
-    joined,
+    fine_grid,
     masked_mean,
 )
 
@@ -24,37 +25,34 @@ from hemnet.nn.heads.layers import (
 _RATES = {8: (12, 24, 36), 16: (6, 12, 18), 32: (3, 6, 9)}
 
 
-class DeepLabV3PlusHead(nn.Module):
+class DeepLabV3PlusHead(Head):
     """Features at strides 4 and s → logits at stride 4: B,classes,H/4,W/4."""
-
-    offset = 0.0
 
     def __init__(
         self,
-        channels: Sequence[int],
-        strides: Sequence[int],
+        features: FeatureInfo,
         num_classes: int,
-        width: int = 256,
+        channels: int = 256,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.level = self.detail_index = detail_index(strides, "deeplabv3plus")
-        self.factor = strides[-1] // 4
-        inputs = channels[-1]
-        self.branches = nn.ModuleList([conv_bn_relu(inputs, width)])
-        for rate in _RATES[strides[-1]]:
-            self.branches.append(conv_bn_relu(inputs, width, 3, rate))
-        self.pool = conv_bn_relu(inputs, width)
-        self.project = conv_bn_relu(5 * width, width)
-        self.detail = conv_bn_relu(channels[self.detail_index], DETAIL)
-        self.decode = nn.Sequential(
-            conv_bn_relu(width + DETAIL, width, 3), conv_bn_relu(width, width, 3)
+        inputs, rates = features.channels[-1], _RATES[features.strides[-1]]
+        self.branches = nn.ModuleList(
+            [conv_bn_relu(inputs, channels)]
+            + [conv_bn_relu(inputs, channels, 3, rate) for rate in rates]
         )
-        self.classifier = classifier(width, num_classes, dropout)
+        self.pool = conv_bn_relu(inputs, channels)
+        self.project = conv_bn_relu(5 * channels, channels)
+        self.fine = fine_grid(features, "deeplabv3plus")
+        self.level = self.fine.level
+        self.detail = conv_bn_relu(self.fine.channels, DETAIL)
+        self.decode = nn.Sequential(
+            conv_bn_relu(channels + DETAIL, channels, 3), conv_bn_relu(channels, channels, 3)
+        )
+        self.classifier = classifier(channels, num_classes, dropout)
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        detail, x = features[self.detail_index], features[-1]
+        x = features[-1]
         pooled = self.pool(masked_mean(x, mask)).expand(-1, -1, *x.shape[-2:])
         x = self.project(torch.cat([*(branch(x) for branch in self.branches), pooled], 1))
-        x = joined(x, self.detail(detail), self.factor, self.offset)
-        return self.classifier(self.decode(x))
+        return self.classifier(self.decode(self.fine.join(x, self.detail(features[self.level]))))

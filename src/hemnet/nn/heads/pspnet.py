@@ -11,30 +11,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hemnet.nn.heads.layers import classifier, conv_bn_relu
+from hemnet.nn.geometry import FeatureInfo
+from hemnet.nn.heads.head import Head, classifier, conv_bn_relu
 from hemnet.nn.pooling import region_means
 
 _REGIONS = (1, 2, 3, 6)
 
 
-class PSPHead(nn.Module):
+class PSPHead(Head):
     """B,C,h,w → B,classes,h,w."""
 
     def __init__(
         self,
-        channels: Sequence[int],
-        strides: Sequence[int],
+        features: FeatureInfo,
         num_classes: int,
-        width: int = 512,
+        channels: int = 512,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        inputs = channels[-1]
+        inputs = features.channels[-1]
         part = max(inputs // len(_REGIONS), 1)
         self.pools = nn.ModuleList(conv_bn_relu(inputs, part) for _ in _REGIONS)
-        self.mix = conv_bn_relu(inputs + part * len(_REGIONS), width, 3)
-        self.classifier = classifier(width, num_classes, dropout)
-        self.align_corners = True
+        self.mix = conv_bn_relu(inputs + part * len(_REGIONS), channels, 3)
+        self.classifier = classifier(channels, num_classes, dropout)
+        self.align_corners = features.align_corners
 
     def forward(self, features: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         x = features[-1]
