@@ -39,7 +39,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and "DataLoader worker" in text:
         return (
             "a process that reads images was killed, most likely because memory ran out. Use "
-            "fewer of them (data.workers or --workers), or a smaller batch"
+            "fewer of them (`workers`), or a smaller batch"
         )
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
         return (

@@ -160,6 +160,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         reason = explain(error)
         if reason is None:
             raise
-        print(f"hemnet: {reason}", file=sys.stderr)
+        print(f"hemnet: {with_flags(reason)}", file=sys.stderr)
         sys.exit(2 if is_wrong_name(error) else 1)
     sys.exit(0)

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from hemnet.models.registry import create_model
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import em_units
 
@@ -197,8 +198,6 @@ def paper_table() -> dict[str, dict[str, Any]]:
 
     The first row's parameters include a 2048→21 classifier, its FLOPs and memory do not.
     """
-    from hemnet.models.registry import create_model
-
     table: dict[str, dict[str, Any]] = {}
     base: tuple[float, float, float] = (0, 0, 0)
     pixels = 3 * PAPER_SIZE[0] * PAPER_SIZE[1]

@@ -10,11 +10,14 @@ import json
 import logging
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import huggingface_hub
 import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
 from hemnet.errors import UserError
 from hemnet.models.bundled import bundled_folder, is_hub_id, not_found
@@ -23,9 +26,6 @@ from hemnet.models.saving import CONFIG, FORMAT, WEIGHTS
 from hemnet.models.segmenter import ModelConfig, Segmenter
 from hemnet.renamed_options import current_options
 from hemnet.version import __version__
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger("hemnet")
 
@@ -142,12 +142,11 @@ def _check_tensors(config: ModelConfig, path: Path) -> None:
 
 
 def _download(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     wanted = f"{repo_id!r} is neither a folder nor a model on the hub"
     try:
-        folder = snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS])
+        folder = huggingface_hub.snapshot_download(
+            repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS]
+        )
     except HFValidationError:
         raise UserError(f"{wanted} (a hub id looks like user/model)") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 from safetensors.torch import save_file
+from torch import Tensor
 
 from hemnet.errors import UserError
 from hemnet.version import __version__
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+if TYPE_CHECKING:  # which calls these functions
     from hemnet.models.segmenter import Segmenter
 
 CONFIG = "config.json"
@@ -53,9 +53,7 @@ def save_pretrained(model: Segmenter, folder: str | Path, half: bool = False) ->
 
 def push_to_hub(model: Segmenter, repo_id: str, private: bool = False) -> str:
     """Upload a model; needs a login of `huggingface_hub`. Returns the address."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
+    api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, folder)
         address = api.create_repo(repo_id, private=private, exist_ok=True)
