@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from hemnet.models.pretrained import from_pretrained as pretrained
-from hemnet.models.registry import create_model, list_models
+from hemnet.models import create_model, list_models
+from hemnet.models import from_pretrained as pretrained
 
 dependencies = ["torch", "torchvision", "timm", "safetensors", "huggingface_hub", "PIL"]
 
