@@ -103,29 +103,24 @@ def _find(named: str, near: Path, known: Mapping[str, list[Path]]) -> Path | Non
 
 def labelme(root: Path, source: Path) -> Annotations:
     """A JSON file for each image, with polygons, rectangles, circles and masks."""
-    files = [path for path in files_under(source, (".json",)) if "shapes" in _keys(path)]
-    if not files:
-        raise UserError(
-            f"{source}: no LabelMe annotations (.json files with shapes). Give the folder that "
-            "LabelMe saved into as `source`."
-        )
     known = images_by_name(root)
-    annotations = Annotations([], [])
-    odd: dict[str, int] = defaultdict(int)
-    for path in files:
+    annotations, found = Annotations([], []), 0
+    without_area: dict[str, int] = defaultdict(int)
+    for path in files_under(source, (".json",)):
         content = _json(path)
+        if not isinstance(content, dict) or "shapes" not in content:
+            continue
+        found += 1
         named = str(content.get("imagePath") or path.stem)
         image = _find(named, path.parent, known) or _find(path.stem, path.parent, known)
-        data = content.get("imageData")
-        if image is None and not data:
+        if image is None and not content.get("imageData"):
             annotations.notes.append(f"{path}: left out, its image {named!r} is not there.")
             continue
         key = path.relative_to(source).with_suffix("").as_posix()
-        item = AnnotatedImage(
-            key, image or path.with_name(PurePosixPath(named.replace("\\", "/")).name)
-        )
+        place = path.with_name(PurePosixPath(named.replace("\\", "/")).name)
+        item = AnnotatedImage(key, image or place)
         if image is None:
-            item.pixels = base64.b64decode(data)
+            item.pixels = base64.b64decode(content["imageData"])
         if content.get("imageHeight") and content.get("imageWidth"):
             item.size = int(content["imageHeight"]), int(content["imageWidth"])
         for number, raw in enumerate(content["shapes"]):
@@ -136,21 +131,21 @@ def labelme(root: Path, source: Path) -> Annotations:
                     f"{path}: shape {number + 1} is damaged ({error!r}). Correct it in LabelMe."
                 ) from None
             if shape is None:
-                odd[str(raw.get("shape_type"))] += 1
+                without_area[str(raw.get("shape_type"))] += 1
             else:
                 item.shapes.append(shape)
         annotations.items.append(item)
-    for kind, count in odd.items():
+    if not found:
+        raise UserError(
+            f"{source}: no LabelMe annotations (.json files with shapes). Give the folder that "
+            "LabelMe saved into as `source`."
+        )
+    for kind, count in without_area.items():
         annotations.notes.append(
             f"{count} shapes of the kind {kind!r} have no area and are left out."
         )
     annotations.classes = sorted({s.name for item in annotations.items for s in item.shapes})
     return annotations
-
-
-def _keys(path: Path) -> set[str]:
-    content = _json(path)
-    return set(content) if isinstance(content, dict) else set()
 
 
 def _labelme_shape(raw: dict[str, Any]) -> Shape | None:
