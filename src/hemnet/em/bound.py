@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hemnet.em.checks import channels_of, check_features, check_responsibilities, check_weights
-from hemnet.em.mixtures import Mixture, make_mixture
+from hemnet.em.checks import check_responsibilities
+from hemnet.em.mixtures import Mixture, prepare
 from hemnet.em.numeric import no_autocast, upcast
-from hemnet.em.steps import parameters
 
 
 def elbo(
@@ -24,7 +23,7 @@ def elbo(
     *,
     mixture: Mixture | None = None,
 ) -> Tensor:
-    """The evidence lower bound Σ γ ln p(x|k) − Σ γ ln γ, by default of the Gaussians N(x|μ, σ²I).
+    """The evidence lower bound Σ γ ln p(x|k) − Σ γ ln γ of each image: B.
 
     Args:
         x: features B,N,C.
@@ -32,17 +31,14 @@ def elbo(
         responsibilities: γ, B,N,K.
         variance: σ²; √C where None.
         weights: how much each position counts, B,N; None: each once.
-        mixture: another mixture than a Gaussian.
-
-    Returns:
-        The bound of each image, B.
+        mixture: another mixture than the Gaussians N(x|μ, σ²I).
     """
     check_responsibilities(responsibilities, bases, x)
+    mixture, parameters = prepare(x, bases, mixture, variance, weights=weights)
     gamma = upcast(responsibilities)
     with no_autocast(x):
-        densities = _log_densities(x, bases, variance, mixture)
-        terms = gamma * densities - torch.xlogy(gamma, gamma)
-        return _total(terms.sum(dim=-1), x, weights)
+        terms = gamma * mixture.log_densities(upcast(x), parameters) - torch.xlogy(gamma, gamma)
+    return _total(terms.sum(dim=-1), weights)
 
 
 def log_likelihood(
@@ -53,33 +49,16 @@ def log_likelihood(
     *,
     mixture: Mixture | None = None,
 ) -> Tensor:
-    """The log-likelihood Σₙ ln Σₖ p(xₙ|k), which the bound approaches from below.
+    """The log-likelihood Σₙ ln Σₖ p(xₙ|k) of each image, B, which the bound approaches from below.
 
-    Args:
-        x: features B,N,C.
-        bases: μ, K,C or B,K,C.
-        variance: σ²; √C where None.
-        weights: how much each position counts, B,N; None: each once.
-        mixture: another mixture than a Gaussian.
-
-    Returns:
-        One number for each image, B.
+    The arguments are those of `elbo`.
     """
+    mixture, parameters = prepare(x, bases, mixture, variance, weights=weights)
     with no_autocast(x):
-        densities = _log_densities(x, bases, variance, mixture)
-        return _total(densities.logsumexp(dim=-1), x, weights)
+        densities = mixture.log_densities(upcast(x), parameters)
+    return _total(densities.logsumexp(dim=-1), weights)
 
 
-def _total(terms: Tensor, x: Tensor, weights: Tensor | None) -> Tensor:
+def _total(terms: Tensor, weights: Tensor | None) -> Tensor:
     """The sum over positions of terms: B,N, each as often as it counts: B."""
-    check_weights(weights, x)
     return (terms if weights is None else terms * weights.to(terms.dtype)).sum(dim=-1)
-
-
-def _log_densities(
-    x: Tensor, bases: Tensor, variance: float | Tensor | None, mixture: Mixture | None
-) -> Tensor:
-    """ln p(x_n|k): B,N,K."""
-    mixture = make_mixture(mixture, variance, "dot", channels_of(x))
-    check_features(x, bases, None, mixture.width(x.shape[-1]))
-    return mixture.log_densities(upcast(x), parameters(bases, x.shape[-1], mixture))

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hemnet.em.checks import check_positive
+from hemnet.em.checks import check_positive, check_shapes, expect
+from hemnet.em.numeric import upcast
 
 KERNELS = ("dot", "rbf")
 
@@ -27,33 +28,23 @@ KERNELS = ("dot", "rbf")
 class Mixture(ABC):
     """K components with equal mixing weights; x: B,N,C features, bases: …,K,P mean parameters."""
 
-    #: t(x) = x, so that a linear map in front of x can be applied to the bases instead.
     linear: ClassVar[bool] = True
-    #: Every step size below this raises the bound.
+    """t(x) = x, so that a linear map in front of x can be applied to the bases instead."""
     step_limit: ClassVar[float] = 1.0
-
-    #: The E-step is the exact posterior, so that it never lowers the bound either.
+    """Every step size below this raises the bound."""
+    per_channel: ClassVar[int] = 1
+    """P / C."""
     exact: bool = True
+    """The E-step is the exact posterior, so that it never lowers the bound either."""
 
     @property
     def variance(self) -> float | Tensor | None:
         """σ² where the logits are a product with x over σ²; None where there is no such number."""
         return None
 
-    def __str__(self) -> str:
-        return type(self).__name__
-
-    def cpu(self) -> Mixture:
-        """The same with its settings as plain numbers."""
-        return mixture_from(describe(self))
-
     def statistics(self, x: Tensor) -> Tensor:
         """t(x): B,N,P."""
         return x
-
-    def width(self, channels: int) -> int:
-        """P, the number of mean parameters for C channels."""
-        return channels
 
     def start(self, means: Tensor) -> Tensor:
         """Mean parameters …,K,P to start with from means …,K,C."""
@@ -92,18 +83,18 @@ class Gaussian(Mixture):
 
     step_limit = 2.0  # the bound is a parabola in η with its top at 1
 
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return self.kernel == "rbf"
-
-    def __str__(self) -> str:
-        return f"σ² {float(self.sigma2):.3g}, {self.kernel} kernel"
-
     def __post_init__(self) -> None:
         if self.kernel not in KERNELS:
             names = ", ".join(map(repr, KERNELS))
             raise ValueError(f"kernel must be one of {names}; got {self.kernel!r}")
         check_positive(self.sigma2, "variance")
+
+    def __str__(self) -> str:
+        return f"σ² {float(self.sigma2):.3g}, {self.kernel} kernel"
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.kernel == "rbf"
 
     @property
     def variance(self) -> float | Tensor:
@@ -120,10 +111,9 @@ class Gaussian(Mixture):
         centre = x.mean(dim=1, keepdim=True).detach()
         x, bases = x - centre, bases - centre
         squares = x.square().sum(-1, keepdim=True) + bases.square().sum(-1).unsqueeze(-2)
-        distances = squares - 2 * x @ bases.mT
         variance = torch.as_tensor(self.sigma2, dtype=x.dtype, device=x.device)
         normaliser = 0.5 * x.shape[-1] * (2 * math.pi * variance).log()
-        return distances / (-2 * self.sigma2) - normaliser
+        return (squares - 2 * x @ bases.mT) / (-2 * self.sigma2) - normaliser
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,8 +145,7 @@ class VonMisesFisher(Mixture):
     def statistics(self, x: Tensor) -> Tensor:
         return F.normalize(x, dim=-1) if self.normalise else x
 
-    def start(self, means: Tensor) -> Tensor:
-        return self.statistics(means)
+    start = statistics
 
     def logits(self, bases: Tensor) -> tuple[Tensor, Tensor]:
         return self.concentration * bases, bases.new_zeros(bases.shape[:-1])
@@ -180,7 +169,7 @@ class DiagonalGaussian(Mixture):
     initial: float = 1.0
     floor: float = 1e-3
 
-    linear = False
+    linear, per_channel = False, 2
 
     def __post_init__(self) -> None:
         check_positive(self.initial, "initial")
@@ -188,9 +177,6 @@ class DiagonalGaussian(Mixture):
 
     def statistics(self, x: Tensor) -> Tensor:
         return torch.cat((x, x.square()), dim=-1)
-
-    def width(self, channels: int) -> int:
-        return 2 * channels
 
     def start(self, means: Tensor) -> Tensor:
         return torch.cat((means, means.square() + self.initial), dim=-1)
@@ -205,9 +191,8 @@ class DiagonalGaussian(Mixture):
 
     def logits(self, bases: Tensor) -> tuple[Tensor, Tensor]:
         mean, variance = self.means(bases), self.variances(bases)
-        precision = 1 / variance
-        weight = torch.cat((mean * precision, -0.5 * precision), dim=-1)
-        return weight, -0.5 * (mean.square() * precision + variance.log()).sum(dim=-1)
+        weight = torch.cat((mean / variance, -0.5 / variance), dim=-1)
+        return weight, -0.5 * (mean.square() / variance + variance.log()).sum(dim=-1)
 
     def log_densities(self, x: Tensor, bases: Tensor) -> Tensor:
         return super().log_densities(x, bases) - 0.5 * x.shape[-1] * math.log(2 * math.pi)
@@ -237,21 +222,6 @@ MIXTURES: dict[str, type[Mixture]] = {
 }
 
 
-def make_mixture(
-    mixture: Mixture | None, variance: float | Tensor | None, kernel: str, channels: int
-) -> Mixture:
-    """The mixture that was given, or the Gaussian that `variance` and `kernel` are short for."""
-    if mixture is None:
-        variance = math.sqrt(channels) if variance is None else variance
-        check_positive(variance, "variance")
-        return Gaussian(variance.reshape(()) if isinstance(variance, Tensor) else variance, kernel)
-    if not isinstance(mixture, Mixture):
-        raise TypeError(f"mixture must be a hemnet.Mixture; got {type(mixture).__name__}")
-    if variance is not None or kernel != "dot":
-        raise ValueError("give mixture, or variance and kernel: they are short for a Gaussian")
-    return mixture
-
-
 def mixture_from(description: Any) -> Mixture:
     """A mixture from its name, or from a mapping with the `name` and its settings."""
     settings = dict(description) if isinstance(description, dict) else {"name": description}
@@ -270,3 +240,65 @@ def describe(mixture: Mixture) -> dict[str, Any]:
     values = dataclasses.asdict(mixture)  # type: ignore[call-overload]
     plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in values.items()}
     return {"name": type(mixture).__name__, **plain}
+
+
+def make_mixture(
+    mixture: Mixture | None, variance: float | Tensor | None, kernel: str, channels: int
+) -> Mixture:
+    """The mixture that was given, or the Gaussian that `variance` and `kernel` are short for."""
+    if mixture is None:
+        variance = math.sqrt(channels) if variance is None else variance
+        check_positive(variance, "variance")
+        return Gaussian(variance.reshape(()) if isinstance(variance, Tensor) else variance, kernel)
+    if not isinstance(mixture, Mixture):
+        raise TypeError(f"mixture must be a hemnet.Mixture; got {type(mixture).__name__}")
+    if variance is not None or kernel != "dot":
+        raise ValueError("give mixture, or variance and kernel: they are short for a Gaussian")
+    return mixture
+
+
+def prepare(
+    x: Tensor,
+    bases: Tensor,
+    mixture: Mixture | None,
+    variance: float | Tensor | None = None,
+    kernel: str = "dot",
+    weights: Tensor | None = None,
+    linear: tuple[Tensor, Tensor | None] | None = None,
+) -> tuple[Mixture, Tensor]:
+    """Check these arguments of `highway_em`; the mixture, and its mean parameters B,K,P."""
+    weight, shift = linear or (None, None)
+    given = {"x": (x, "batch, positions, channels"), "weight": (weight, "mapped, channels")}
+    sizes = check_shapes(**given, bias=(shift, "mapped"))
+    channels = sizes.get("mapped", sizes["channels"])
+    mixture = make_mixture(mixture, variance, kernel, channels)
+    own = channels * mixture.per_channel
+    axis = "parameters" if bases.shape[-1:] == (own,) else "channels" if linear is None else "mapped"
+    fewer = weights is not None and len(weights) == 1
+    check_shapes(
+        **given,
+        bases=(bases, f"bases, {axis} or batch, bases, {axis}"),
+        weights=(weights, "1, positions" if fewer else "batch, positions"),
+    )
+    if weights is not None and weights.requires_grad:
+        raise ValueError("weights are constants: no gradient is computed for them")
+    return mixture, initial(bases, x, mixture, channels)
+
+
+def initial(bases: Tensor, x: Tensor, mixture: Mixture, channels: int) -> Tensor:
+    """Bases (B,)K,C, or mean parameters (B,)K,P, as B,K,P in the type that EM computes in."""
+    means = upcast(bases)
+    found = mixture.start(means) if means.shape[-1] == channels else means
+    return found.expand(x.shape[0], *found.shape[-2:]).to(upcast(x[:0]).dtype)
+
+
+def mean_statistics(sums: Tensor, mass: Tensor, bases: Tensor) -> Tensor:
+    """sums: B,K,P = Σ_n γ t(x) and mass: B,K = N_k  →  means of t(x), B,K,P.
+
+    The current basis makes up what a mass lacks to a tiny least one: a basis that explains nothing
+    (N_k underflows) stays where it is, where 0/0 would be NaN; any other is not touched.
+    """
+    # Far from under- and overflow. It is not added to the mass: ONNX optimizers remove `+ 1e-19`.
+    tiny = float(torch.finfo(mass.dtype).tiny ** 0.5)
+    whole = mass.clamp_min(tiny)
+    return (sums + (whole - mass).unsqueeze(-1) * bases) / whole.unsqueeze(-1)

@@ -13,21 +13,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hemnet.em.bound import elbo
-from hemnet.em.checks import (
-    Steps,
-    StepSize,
-    channels_of,
-    check_features,
-    check_iterations,
-    check_linear,
-    check_steps,
-    check_weights,
-)
-from hemnet.em.mixtures import Mixture, make_mixture
-from hemnet.em.numeric import no_autocast, upcast
+from hemnet.em.checks import Steps, StepSize, check_iterations, check_steps, expect
+from hemnet.em.mixtures import Mixture, mean_statistics, prepare
+from hemnet.em.numeric import no_autocast, product_dtype, upcast
 from hemnet.em.sources import Features, Linear, apply_linear
 from hemnet.em.statistics import Statistics
-from hemnet.em.steps import mean_statistics, parameters
 
 BACKWARDS = ("exact", "autograd", "highway", "implicit", "none")
 NEUMANN_TERMS = 8  # of the implicit gradient; what is left out shrinks with each as EM converges
@@ -48,23 +38,9 @@ class EMResult(NamedTuple):
 class Source(Protocol):
     """Features as an iteration sees them."""
 
-    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
-        """Statistics of softmax(t(x)·weight + bias), with the responsibilities if asked for."""
+    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
+        """Statistics of softmax(t(x)·weight + bias); the responsibilities are kept if asked for."""
         ...
-
-
-class Iteration(NamedTuple):
-    """What one iteration of `trace` did.
-
-    Attributes:
-        bases: B,K,C that it moved to.
-        responsibilities: B,N,K that it computed first.
-        elbo: B, the bound with both.
-    """
-
-    bases: Tensor
-    responsibilities: Tensor
-    elbo: Tensor
 
 
 def iterate(
@@ -75,8 +51,7 @@ def iterate(
     The last iteration has the responsibilities, with `keep` every one has.
     """
     for t, step in enumerate(steps):
-        weight, bias = mixture.logits(bases)
-        found = source.measure(weight, bias, keep or t == len(steps) - 1)
+        found = source.measure(*mixture.logits(bases), keep or t == len(steps) - 1)
         means = mean_statistics(found.sums, found.mass, bases)
         before, bases = bases, mixture.move(bases, means, step)
         yield before, found, bases
@@ -108,15 +83,14 @@ def highway_em(
         kernel: "dot" (the paper's) or "rbf" (the mixture's exact posterior).
         backward: "exact" – the full gradient, in memory that does not grow with the iterations
             but for K·C numbers each;
-            "autograd" – the same gradient by plain unrolled autograd, the readable reference, and
-            the only one that can be differentiated twice;
+            "autograd" – the same by plain unrolled autograd, the readable reference, and the only
+            one that can be differentiated twice;
             "highway" – only skip connections and N-steps, responsibilities are constants;
             "implicit" – the gradient as if the bases had converged, by a Neumann series: its cost
             does not depend on the iterations, and it is `exact` once they have converged;
             "none" – the results are constants.
-        weights: how much each position counts, B,N or 1,N: 0 leaves it out, as padding wants, 2
-            counts it twice. Constants; None: each position counts once. A position that is left
-            out has responsibilities all the same.
+        weights: constants B,N or 1,N, how much each position counts: 0 leaves it out, as padding
+            wants (it has responsibilities all the same), 2 counts it twice; None: each once.
         mixture: another mixture than the Gaussian that `variance` and `kernel` are short for, such
             as `hemnet.VonMisesFisher(10.0)`.
         linear: weight D,C and bias D (or None) of a linear map in front of EM, which then sees
@@ -132,46 +106,20 @@ def highway_em(
         (torch.Size([2, 32, 64]), torch.Size([2, 4096, 32]))
     """
     check_iterations(iterations)
-    if backward not in BACKWARDS:
-        raise ValueError(
-            f"backward must be one of {', '.join(map(repr, BACKWARDS))}; got {backward!r}"
-        )
-    channels = check_linear(linear, x)
-    mixture = make_mixture(mixture, variance, kernel, channels)
-    check_features(x, bases, channels, mixture.width(channels))
+    names = ", ".join(map(repr, BACKWARDS))
+    expect(backward in BACKWARDS, f"backward must be one of {names}", backward=backward)
+    mixture, start = prepare(x, bases, mixture, variance, kernel, weights, linear)
     steps = check_steps(step_size, iterations, mixture.step_limit)
-    check_weights(weights, x)
-    return solve(x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group)
-
-
-def solve(
-    x: Tensor,
-    bases: Tensor,
-    steps: Steps,
-    mixture: Mixture,
-    backward: str = "exact",
-    *,
-    weights: Tensor | None = None,
-    linear: Linear | None = None,
-    group: ProcessGroup | None = None,
-) -> EMResult:
-    """`highway_em`; the arguments are taken as checked."""
-    dtype = torch.promote_types(x.dtype, bases.dtype)
+    dtype = product_dtype(x)  # before autocast is off
     with no_autocast(x), torch.set_grad_enabled(torch.is_grad_enabled() and backward != "none"):
-        if linear is not None and not pays_off(x.shape[1], len(steps), bases.shape[-2], mixture):
+        if linear is not None and not pays_off(x.shape[1], iterations, bases.shape[-2], mixture):
             x, linear = apply_linear(x, linear), None
-        features = Features(
-            x if mixture.linear else mixture.statistics(upcast(x)),
-            weights,
-            linear,
-            group,
-            plain=backward == "autograd",
-            constant=backward == "highway",
-        )
-        start = initial(bases, x, mixture, x.shape[-1] if linear is None else len(linear[0]))
+        t = x if mixture.linear else mixture.statistics(upcast(x))
+        plain, constant = backward == "autograd", backward == "highway"
+        features = Features(t, weights, linear, group, plain, constant, dtype)
         solution = _implicit if backward == "implicit" else iterate
         *_, (_, found, last) = solution(features, start, steps, mixture)
-    assert found.responsibilities is not None
+    dtype = torch.promote_types(x.dtype, bases.dtype)
     return EMResult(last.to(dtype), found.responsibilities.to(x.dtype))
 
 
@@ -185,12 +133,6 @@ def pays_off(positions: int, iterations: int, bases: int, mixture: Mixture) -> b
     return torch.compiler.is_exporting() or positions > 2 * iterations * bases
 
 
-def initial(bases: Tensor, x: Tensor, mixture: Mixture, channels: int) -> Tensor:
-    """Mean parameters B,K,P for every image of x, in the type EM computes in."""
-    bases = parameters(bases, channels, mixture)
-    return bases.expand(x.shape[0], *bases.shape[-2:]).to(upcast(x[:0]).dtype)
-
-
 def _implicit(
     features: Features, bases: Tensor, steps: Steps, mixture: Mixture
 ) -> Iterator[tuple[Tensor, Statistics, Tensor]]:
@@ -200,17 +142,31 @@ def _implicit(
     its forward pass is known, and its backward pass needs no memory beyond its bases.
     """
     with torch.no_grad():
-        *_, (point, found, moved) = iterate(features, bases, steps, mixture)
+        *_, (bases, found, moved) = iterate(features, bases, steps, mixture)
     if not torch.is_grad_enabled():
-        yield point, found, moved
+        yield bases, found, moved
         return
-    features.known, bases = features.seen, point
+    point, features.known = bases, features.seen
     # Any step size has the same fixed point. Full steps converge fastest where EM never overshoots.
     relaxed = (1.0,) if mixture.exact else steps[-1:]
     for _ in range(NEUMANN_TERMS):
         ((_, _, moved),) = iterate(features, bases, relaxed, mixture)
         bases = point + (moved - moved.detach())  # the point itself, with this gradient
     yield from iterate(features, bases, steps[-1:], mixture)
+
+
+class Iteration(NamedTuple):
+    """What one iteration of `trace` did.
+
+    Attributes:
+        bases: B,K,C that it moved to.
+        responsibilities: B,N,K that it computed first.
+        elbo: B, the bound with both.
+    """
+
+    bases: Tensor
+    responsibilities: Tensor
+    elbo: Tensor
 
 
 def trace(
@@ -236,13 +192,9 @@ def trace(
         True
     """
     check_iterations(iterations)
-    mixture = make_mixture(mixture, variance, kernel, channels_of(x))
-    check_features(x, bases, None, mixture.width(x.shape[-1]))
-    check_weights(weights, x)
+    mixture, start = prepare(x, bases, mixture, variance, kernel, weights)
     steps = check_steps(step_size, iterations, mixture.step_limit)
     features = Features(mixture.statistics(upcast(x)), weights, plain=True)
-    start = initial(bases, x, mixture, x.shape[-1])
     for _, found, moved in iterate(features, start, steps, mixture, keep=True):
-        assert found.responsibilities is not None
         bound = elbo(x, moved, found.responsibilities, weights=weights, mixture=mixture)
         yield Iteration(moved, found.responsibilities, bound)

@@ -40,8 +40,7 @@ class Features:
         linear: a map D,C in front of EM. From (Wx + b)·ω = x·(Wᵀω) + b·ω and
             Σ γ(Wx + b) = W Σ γx + b Σ γ: it is applied to K rows instead of N.
         group: the ranks that have the other positions.
-        plain: by plain autograd.
-        constant: responsibilities are constants.
+        plain, constant, dtype: see `statistics`.
         seen: the last statistics of x itself.
         known: these statistics, computed before, instead of new ones.
     """
@@ -52,28 +51,29 @@ class Features:
     group: ProcessGroup | None = None
     plain: bool = False
     constant: bool = False
+    dtype: torch.dtype | None = None
     seen: Statistics | None = None
     known: Statistics | None = None
 
-    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
-        matrix, shift = (None, None) if self.linear is None else map(_upcast, self.linear)
+    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
+        matrix, shift = (None if t is None else upcast(t) for t in self.linear or (None, None))
         if shift is not None:
             bias = bias + weight @ shift
         if matrix is not None:
             weight = weight @ matrix
         if self.constant:
             weight, bias = weight.detach(), bias.detach()
-        found = self.seen = statistics(
+        self.seen = mass, sums, gamma = statistics(
             self.x,
             weight,
             bias,
             self.weights,
-            responsibilities=responsibilities,
+            keep=keep,
             plain=self.plain,
-            constant_responsibilities=self.constant,
+            constant=self.constant,
+            dtype=self.dtype,
             known=self.known,
         )
-        mass, sums, gamma = found
         if self.group is not None:
             mass, sums = all_reduce(mass, self.group), all_reduce(sums, self.group)
         if matrix is not None:
@@ -90,7 +90,7 @@ class Parts:
     parts: Callable[[], Iterable[Tensor]]
 
     @torch.no_grad()
-    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
+    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
         # Totals over millions of positions in float64; on the CPU, as not every device has it.
         mass = torch.zeros(bias.shape, dtype=torch.float64)
         sums = torch.zeros(weight.shape, dtype=torch.float64)
@@ -98,7 +98,7 @@ class Parts:
             found = statistics(upcast(part)[None].to(weight), weight, bias)
             mass += found.mass.cpu()
             sums += found.sums.cpu()
-        return Statistics(mass.to(bias), sums.to(weight), None)
+        return Statistics(mass.to(bias), sums.to(weight), mass.new_empty(1, 0, 0))
 
 
 def all_reduce(tensor: Tensor, group: ProcessGroup) -> Tensor:
@@ -120,10 +120,4 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        total = grad.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-def _upcast(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else upcast(tensor)
+        return all_reduce(grad, ctx.group), None

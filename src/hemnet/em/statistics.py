@@ -11,7 +11,7 @@ positions is read once and used while it is in the cache. With G the gradients o
     u_nk = γ_nk (w_n (G_M,k + G_S,k·x_n) + G_γ,nk)        d_nk = u_nk − γ_nk Σ_j u_nj
     ∂x_n = Σ_k w_n γ_nk G_S,k + d_nk ω_k      ∂ω_k = Σ_n d_nk x_n      ∂c_k = Σ_n d_nk
 
-so that each direction is one product with 2K columns. `docs/method.md` derives it.
+and d = 0 for constant responsibilities. `docs/method.md` derives it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hemnet.em.numeric import no_autocast, product, product_dtype, upcast
+from hemnet.em.numeric import folded, no_autocast, product, product_dtype, upcast
 
-# Positions of a whole batch in one tile, at the most. On a CPU a tile of features (4352·512 floats)
-# stays in the caches; a GPU wants few, large kernels instead.
-CPU_TILE = 4352
-GPU_TILE = 65536
-SMALLEST = 128
-FORWARD = 3  # times that in the forward pass, which needs fewer temporaries
+# Positions in one tile, at the most: what is computed of a tile stays in a CPU's cache; a GPU
+# wants few, large kernels instead.
+CPU_TILE, GPU_TILE = 2176, 65536
 
 
 class Statistics(NamedTuple):
@@ -38,7 +35,7 @@ class Statistics(NamedTuple):
 
     mass: Tensor  # B,K
     sums: Tensor  # B,K,D
-    responsibilities: Tensor | None  # B,N,K where asked for
+    responsibilities: Tensor  # B,N,K; empty unless asked for
 
 
 def statistics(
@@ -47,9 +44,10 @@ def statistics(
     bias: Tensor,
     weights: Tensor | None = None,
     *,
-    responsibilities: bool = False,
+    keep: bool = False,
     plain: bool = False,
-    constant_responsibilities: bool = False,
+    constant: bool = False,
+    dtype: torch.dtype | None = None,
     known: Statistics | None = None,
 ) -> Statistics:
     """Mass and weighted sums of the responsibilities softmax(x·projectionᵀ + bias).
@@ -59,37 +57,22 @@ def statistics(
         projection: ω, B,K,D.
         bias: c, B,K.
         weights: how much each position counts, B,N or 1,N; None: each once.
-        responsibilities: return them, too.
+        keep: return the responsibilities, too.
         plain: leave the gradient to autograd, which keeps all responsibilities; can be
             differentiated twice.
-        constant_responsibilities: no gradient goes through the softmax.
+        constant: responsibilities are constants: no gradient goes through the softmax.
+        dtype: of the factors of all products; None for `product_dtype`.
         known: the result, where it was computed before with the same values: only the gradient is.
     """
     if weights is not None:
         weights = weights.to(upcast(x[:0]).dtype).expand(x.shape[:2])
-    if plain or torch.compiler.is_exporting():
-        return _plain(x, projection, bias, weights, responsibilities, constant_responsibilities)
-    if not torch.is_grad_enabled():
-        return Statistics(*_forward(x, projection, bias, weights, responsibilities))
-    given = (None,) * 3 if known is None else known
-    options = responsibilities, constant_responsibilities
-    found = _Statistics.apply(x, projection, bias, weights, *given, *options)
-    return Statistics(found[0], found[1], found[2] if responsibilities else None)
-
-
-def _plain(
-    x: Tensor,
-    projection: Tensor,
-    bias: Tensor,
-    weights: Tensor | None,
-    responsibilities: bool,
-    constant: bool,
-) -> Statistics:
+    if not plain and not torch.compiler.is_exporting():
+        options = dtype or product_dtype(x), keep, constant
+        return Statistics(*_Tiled.apply(options, x, projection, bias, weights, *(known or ())))
     gamma = softmax_of(upcast(x), projection, bias)
     gamma = gamma.detach() if constant else gamma
     counted = gamma if weights is None else gamma * weights.unsqueeze(-1)
-    sums = counted.mT @ upcast(x)
-    return Statistics(counted.sum(dim=1), sums, gamma if responsibilities else None)
+    return Statistics(counted.sum(dim=1), counted.mT @ upcast(x), gamma)
 
 
 def softmax_of(x: Tensor, projection: Tensor, bias: Tensor) -> Tensor:
@@ -97,278 +80,155 @@ def softmax_of(x: Tensor, projection: Tensor, bias: Tensor) -> Tensor:
     return (x @ projection.mT + bias.unsqueeze(-2)).softmax(dim=-1)
 
 
-def tiles(x: Tensor, times: int = 1) -> Iterator[slice]:
-    """Slices of the positions of x: B,N,D, `times` the usual size.
+class _Tiled(torch.autograd.Function):
+    """`statistics` and their gradient, which has none of its own.
 
-    One slice when compiling: the compiler tiles itself.
+    Inputs: options, x, projection, bias, weights, then what is known of the result, or, for the
+    gradient (`options` has which of the first three are wanted, too), γ and the gradients of M, S
+    and γ.
     """
-    positions = x.shape[1]
-    if torch.compiler.is_compiling():
-        yield slice(None)
-        return
-    whole = CPU_TILE if x.device.type == "cpu" else GPU_TILE
-    most = max(SMALLEST, times * whole // max(1, x.shape[0]))
-    size = math.ceil(positions / math.ceil(positions / most))  # all of about the same size
-    for start in range(0, positions, size):
-        yield slice(start, min(start + size, positions))
-
-
-class _Layout:
-    """Products of a tile with small matrices, along whichever axis of x lies contiguous.
-
-    Features of a contiguous B,C,H,W image lie C,N in memory. Their responsibilities are then
-    computed K,N: as B,n,K tensors they are views with a transposed layout.
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        self.dtype = product_dtype(x)
-        self.rows = x.stride(2) == 1 or x.stride(1) != 1  # N,C in memory
-
-    def to_columns(self, x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
-        """x: B,n,D times matrix: B,D,L plus bias: B,L  →  B,n,L."""
-        if self.dtype is bias.dtype:
-            if self.rows:
-                return torch.baddbmm(bias.unsqueeze(1), x.to(self.dtype), matrix)
-            return torch.baddbmm(bias.unsqueeze(2), matrix.mT, x.to(self.dtype).mT).mT
-        if self.rows:
-            return product(x, matrix, self.dtype) + bias.unsqueeze(1)
-        return (product(matrix.mT, x.mT, self.dtype) + bias.unsqueeze(2)).mT
-
-    def to_rows(self, columns: Tensor, x: Tensor) -> Tensor:
-        """columns: B,n,L and x: B,n,D  →  Σ_n columns x: B,L,D."""
-        return product(columns.mT, x, self.dtype)
-
-    def spread(self, columns: Tensor, matrix: Tensor) -> Tensor:
-        """columns: B,n,L times matrix: B,L,D  →  B,n,D."""
-        if self.rows:
-            return product(columns, matrix, self.dtype)
-        return product(matrix.mT, columns.mT, self.dtype).mT
-
-
-def _softmax_(logits: Tensor) -> Tensor:
-    """In place, where `Tensor.softmax` of a strided half would take two more tiles."""
-    logits -= logits.amax(dim=-1, keepdim=True)
-    logits.exp_()
-    logits /= logits.sum(dim=-1, keepdim=True)
-    return logits
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Over the last axis of B,n,K in either layout, without a copy."""
-    if logits.stride(-1) == 1:
-        return logits.softmax(dim=-1)
-    return logits.mT.softmax(dim=1).mT
-
-
-def _forward(
-    x: Tensor, projection: Tensor, bias: Tensor, weights: Tensor | None, keep: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    layout = _Layout(x)
-    # Laid out D,K: the product with a tile is a quarter faster than from K,D.
-    matrix = projection.mT.contiguous() if layout.rows else projection.mT
-    mass = sums = None
-    kept: list[Tensor] = []
-    with no_autocast(x):
-        for tile in tiles(x, FORWARD):
-            part = upcast(x[:, tile]) if layout.dtype is bias.dtype else x[:, tile]
-            gamma = _softmax(layout.to_columns(part, matrix, bias))
-            counted = gamma if weights is None else gamma * weights[:, tile, None]
-            if mass is None or sums is None:
-                mass, sums = counted.sum(dim=1), layout.to_rows(counted, part)
-            else:
-                mass = mass + counted.sum(dim=1)
-                sums = sums + layout.to_rows(counted, part)
-            if keep:
-                kept.append(gamma)
-    assert mass is not None
-    assert sums is not None
-    if not keep:
-        return mass, sums, None
-    if len(kept) == 1:
-        return mass, sums, kept[0]
-    joined = torch.cat(kept, 1) if layout.rows else torch.cat([g.mT for g in kept], 2).mT
-    return mass, sums, joined
-
-
-class _Statistics(torch.autograd.Function):
-    """`statistics` with the gradient derived above."""
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        projection: Tensor,
-        bias: Tensor,
-        weights: Tensor | None,
-        mass: Tensor | None,
-        sums: Tensor | None,
-        gamma: Tensor | None,
-        responsibilities: bool,
-        constant: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if mass is None or sums is None:
-            mass, sums, gamma = _forward(x, projection, bias, weights, responsibilities)
-        else:  # known; an output must be a tensor of its own
-            mass, sums = mass.clone(), sums.clone()
-            gamma = gamma.clone() if responsibilities and gamma is not None else None
-        return mass, sums, mass.new_empty(x.shape[0], 0, 1) if gamma is None else gamma
+    def forward(options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        with no_autocast(tensors[0]):
+            if len(options) > 3:
+                return _gradients(options, *tensors)
+            known = tuple(t.view_as(t) for t in tensors[4:])
+            return known or _measure(options, *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, projection, bias, weights, *_, responsibilities, constant = inputs
-        gamma = output[2] if responsibilities else None
-        ctx.constant, ctx.gives_responsibilities = constant, responsibilities and not constant
-        ctx.save_for_backward(x, projection, bias, weights, gamma)
+        ctx.options = _, keep, constant, *gradient = inputs[0]
+        ctx.save_for_backward(*inputs[1:5], output[2] if keep else None)
         ctx.set_materialize_grads(False)
-        if not ctx.gives_responsibilities:
+        if not gradient and (constant or not keep):
             ctx.mark_non_differentiable(output[2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        x, projection, bias, weights, gamma = ctx.saved_tensors
-        wanted = tuple(ctx.needs_input_grad[:3])
-        grads = (*grads[:2], grads[2] if ctx.gives_responsibilities else None)
-        if not any(wanted) or all(grad is None for grad in grads):
-            return (None,) * 9
-        found = _Gradient.apply(x, projection, bias, weights, gamma, *grads, ctx.constant, wanted)
-        return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 6)
+        if len(ctx.options) > 3:
+            raise RuntimeError(
+                "a gradient of highway EM was differentiated again, and only backward='autograd' "
+                "has second derivatives: ask for that mode"
+            )
+        wanted = tuple(ctx.needs_input_grad[1:4])
+        found = _Tiled.apply((*ctx.options, wanted), *ctx.saved_tensors, *grads)
+        grads = tuple(g if w else None for g, w in zip(found, wanted, strict=True))
+        return (None, *grads, *(None,) * (len(ctx.needs_input_grad) - 4))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _folded(_Statistics, info.batch_size, in_dims, inputs)
+        return folded(_Tiled.apply, info, in_dims, inputs)
 
 
-class _Gradient(torch.autograd.Function):
-    """The backward pass of `_Statistics`; there is none of its own."""
-
-    @staticmethod
-    def forward(
-        x: Tensor,
-        projection: Tensor,
-        bias: Tensor,
-        weights: Tensor | None,
-        gamma: Tensor | None,
-        grad_mass: Tensor | None,
-        grad_sums: Tensor | None,
-        grad_gamma: Tensor | None,
-        constant: bool,
-        wanted: tuple[bool, bool, bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        grad_mass = torch.zeros_like(bias) if grad_mass is None else grad_mass
-        grad_sums = torch.zeros_like(projection) if grad_sums is None else grad_sums
-        with no_autocast(x):
-            if constant:
-                return _highway(x, projection, bias, weights, gamma, grad_sums)
-            given = x, projection, bias, weights, gamma, grad_mass, grad_sums, grad_gamma
-            return _gradients(*given, wanted)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor | None) -> tuple[Any, ...]:
-        raise RuntimeError(
-            "a gradient of highway EM was differentiated again, and only backward='autograd' has "
-            "second derivatives: ask for that mode"
-        )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _folded(_Gradient, info.batch_size, in_dims, inputs)
+def _measure(
+    options: tuple[Any, ...], x: Tensor, projection: Tensor, bias: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    (dtype, keep, _), rows = options, _rows(x)
+    mass, sums = torch.zeros_like(bias), torch.zeros_like(projection)
+    kept = _empty(x, bias.shape[1] if keep else 0, bias.dtype)
+    for some, tile in tiles(x):
+        part = _part(x, some, tile, dtype, rows)
+        gamma = _softmax(_times(part, projection[some].mT, dtype, rows, bias[some]), rows)
+        if keep:
+            kept[some, tile] = gamma
+        if weights is not None:
+            gamma = gamma * weights[some, tile, None]
+        mass[some] += gamma.sum(dim=1)
+        sums[some] += _times(gamma.mT, part, dtype, rows)
+    return mass, sums, kept
 
 
 def _gradients(
+    options: tuple[Any, ...],
     x: Tensor,
     projection: Tensor,
     bias: Tensor,
     weights: Tensor | None,
     gamma: Tensor | None,
-    grad_mass: Tensor,
-    grad_sums: Tensor,
+    grad_mass: Tensor | None,
+    grad_sums: Tensor | None,
     grad_gamma: Tensor | None,
-    wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """∂x: B,N,D, ∂ω: B,K,D and ∂c: B,K, two products in one wherever possible.
-
-    A product with K columns is bound by reading x, so logits and ∂L/∂γ share one with 2K columns;
-    its result then becomes w γ and d in place, the left factor of the gradient of x.
-    """
-    k, layout = bias.shape[-1], _Layout(x)
-    both_bias = torch.cat((bias, grad_mass), dim=-1)  # B,2K
-    from_x = torch.cat((projection, grad_sums), dim=1).mT  # B,D,2K
-    from_x = from_x.contiguous() if layout.rows else from_x
-    to_x = torch.cat((grad_sums, projection), dim=1)  # B,2K,D
-    grad_x = torch.empty_like(x) if wanted[0] else x.new_empty(x.shape[0], 0, 1)
+    """∂x: B,N,D, ∂ω: B,K,D and ∂c: B,K; empty or 0 where not wanted."""
+    (dtype, _, constant, (of_x, *of_logits)), rows = options, _rows(x)
+    grad_mass = torch.zeros_like(bias) if grad_mass is None else grad_mass
+    grad_sums = torch.zeros_like(projection) if grad_sums is None else grad_sums
+    factors = grad_sums if constant else torch.cat((grad_sums, projection), dim=1)
+    grad_x = _empty(x, x.shape[2] if of_x else 0, x.dtype)
     grad_projection, grad_bias = torch.zeros_like(projection), torch.zeros_like(bias)
-    for tile in tiles(x):
-        part = upcast(x[:, tile]) if layout.dtype is bias.dtype else x[:, tile]
+    for some, tile in tiles(x):
+        part = _part(x, some, tile, dtype, rows)
         if gamma is None:
-            both = layout.to_columns(part, from_x, both_bias)  # B,n,2K
-            responsibilities, d = both[..., :k], both[..., k:]
-            _softmax_(responsibilities)
+            share = _softmax(_times(part, projection[some].mT, dtype, rows, bias[some]), rows)
         else:
-            d = layout.to_columns(part, from_x[..., k:], grad_mass)
-            both = _side_by_side(upcast(gamma[:, tile]), d)
-            responsibilities, d = both[..., :k], both[..., k:]
-        if weights is not None:
-            d *= weights[:, tile, None]
-        if grad_gamma is not None:
-            d += upcast(grad_gamma[:, tile])
-        d *= responsibilities
-        d.addcmul_(responsibilities, d.sum(dim=-1, keepdim=True), value=-1)
-        if wanted[1]:
-            grad_projection += layout.to_rows(d, part)
-        if wanted[2]:
-            grad_bias += d.sum(dim=1)
-        if wanted[0]:
+            share = gamma[some, tile]
+        counted = share if weights is None else share * weights[some, tile, None]
+        if not constant:
+            d = _times(part, grad_sums[some].mT, dtype, rows, grad_mass[some])
             if weights is not None:
-                responsibilities *= weights[:, tile, None]
-            grad_x[:, tile] = layout.spread(both, to_x)
-        del both, d, responsibilities  # before the next tile takes as much
+                d *= weights[some, tile, None]
+            if grad_gamma is not None:
+                d += grad_gamma[some, tile]
+            d *= share
+            d.addcmul_(share, d.sum(dim=-1, keepdim=True), value=-1)
+            if any(of_logits):
+                grad_projection[some] += _times(d.mT, part, dtype, rows)
+                grad_bias[some] += d.sum(dim=1)
+            counted = torch.cat((counted, d), 2) if rows else torch.cat((counted.mT, d.mT), 1).mT
+        if of_x:
+            grad_x[some, tile] = _times(counted, factors[some], dtype, rows)
     return grad_x, grad_projection, grad_bias
 
 
-def _side_by_side(a: Tensor, b: Tensor) -> Tensor:
-    """a and b: B,n,K  →  B,n,2K in the layout of b."""
-    if b.stride(-1) == 1:
-        return torch.cat((a, b), dim=-1)
-    return torch.cat((a.mT, b.mT), dim=1).mT
+def tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Images and positions of x: B,N,D in parts: some of one image, or all of some images.
+
+    One part when compiling: the compiler tiles itself.
+    """
+    images, positions = x.shape[:2]
+    if torch.compiler.is_compiling():
+        yield slice(None), slice(None)
+        return
+    most = CPU_TILE if x.device.type == "cpu" else GPU_TILE
+    together = max(1, most // positions)
+    size = math.ceil(positions / math.ceil(positions / most))  # all of about the same size
+    for image in range(0, images, together):
+        for first in range(0, positions, size):
+            yield slice(image, image + together), slice(first, first + size)
 
 
-def _highway(
-    x: Tensor,
-    projection: Tensor,
-    bias: Tensor,
-    weights: Tensor | None,
-    gamma: Tensor | None,
-    grad_sums: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with constant responsibilities: only their weighted sums have a gradient."""
-    layout = _Layout(x)
-    matrix = projection.mT.contiguous() if layout.rows else projection.mT
-    grad_x = torch.empty_like(x)
-    for tile in tiles(x):
-        if gamma is None:
-            part = upcast(x[:, tile]) if layout.dtype is bias.dtype else x[:, tile]
-            responsibilities = _softmax(layout.to_columns(part, matrix, bias))
-        else:
-            responsibilities = upcast(gamma[:, tile])
-        if weights is not None:
-            responsibilities = responsibilities * weights[:, tile, None]
-        grad_x[:, tile] = layout.spread(responsibilities, grad_sums)
-    return grad_x, torch.zeros_like(projection), torch.zeros_like(bias)
+def _rows(x: Tensor) -> bool:
+    """Whether x: B,N,D lies N,D in memory, not D,N as a contiguous B,C,H,W image does.
+
+    B,N,K tensors then lie the same way, so that nothing of a tile is transposed.
+    """
+    return x.stride(2) == 1 or x.stride(1) != 1
 
 
-def _folded(
-    function: type[torch.autograd.Function], count: int, in_dims: Any, inputs: tuple[Any, ...]
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The rule for `torch.func.vmap`: the mapped axis becomes part of the batch."""
-    folded = []
-    for value, dim in zip(inputs, in_dims, strict=True):
-        if isinstance(value, Tensor):
-            rows = value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
-            folded.append(rows.flatten(0, 1))
-        else:
-            folded.append(value)
-    found = function.apply(*folded)
-    return tuple(t.unflatten(0, (count, -1)) for t in found), (0,) * len(found)
+def _empty(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """B,N,width that lies as x does."""
+    sizes = (x.shape[0], x.shape[1], width)
+    if _rows(x):
+        return x.new_empty(sizes, dtype=dtype)
+    return x.new_empty((sizes[0], width, sizes[1]), dtype=dtype).mT
+
+
+def _part(x: Tensor, some: slice, tile: slice, dtype: torch.dtype, rows: bool) -> Tensor:
+    """A tile without gaps in memory, which one of an image's columns has."""
+    part = x[some, tile].to(dtype)
+    return part if rows else part.mT.contiguous().mT
+
+
+def _times(
+    a: Tensor, b: Tensor, dtype: torch.dtype, rows: bool, bias: Tensor | None = None
+) -> Tensor:
+    """a: B,I,J times b: B,J,L plus bias: B,L, as I,L in memory or as L,I."""
+    if rows:
+        return product(a, b, dtype, bias)
+    found = product(b.mT, a.mT, dtype).mT
+    return found if bias is None else found.add_(bias.unsqueeze(1))
+
+
+def _softmax(logits: Tensor, rows: bool) -> Tensor:
+    return logits.softmax(dim=-1) if rows else logits.mT.softmax(dim=1).mT
