@@ -23,7 +23,6 @@ MODES = ("exact", "autograd", "highway", "implicit")
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "CPU_TILE", 8)
-    monkeypatch.setattr(core, "SMALLEST", 4)
 
 
 def solved(backward: str, **case: Any) -> list[Tensor]:

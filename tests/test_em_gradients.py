@@ -16,7 +16,6 @@ from support.strategies import Problem, problems
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few positions, so that small problems are cut as large ones are."""
     monkeypatch.setattr(tiles, "CPU_TILE", 8)
-    monkeypatch.setattr(tiles, "SMALLEST", 4)
 
 
 def inputs(shared: bool, iterations: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,12 +57,11 @@ def test_exact_is_autograd(p: Problem, iterations: int, seed: int, tile: int) ->
     generator = torch.Generator().manual_seed(seed)
     steps = torch.rand(iterations, generator=generator, dtype=torch.float64) * 0.95 + 0.05
     weights = torch.randn(p.x.shape, generator=generator, dtype=torch.float64)
-    whole, smallest = tiles.CPU_TILE, tiles.SMALLEST
-    tiles.CPU_TILE, tiles.SMALLEST = tile, min(tile, smallest)
+    whole, tiles.CPU_TILE = tiles.CPU_TILE, tile
     try:
         exact = gradients(p, "exact", steps, weights)
     finally:
-        tiles.CPU_TILE, tiles.SMALLEST = whole, smallest
+        tiles.CPU_TILE = whole
     for ours, reference in zip(exact, gradients(p, "autograd", steps, weights), strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-8)
 

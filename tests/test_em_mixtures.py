@@ -104,7 +104,7 @@ def test_a_description_makes_the_same_mixture(mixture: hemnet.Mixture) -> None:
     [
         ("Gauss", "mixture must be one of Gaussian"),
         ({"name": "VonMisesFisher", "kappa": 3}, "settings concentration, normalise"),
-        ({"name": "VonMisesFisher", "concentration": -1}, "concentration must be positive"),
+        ({"name": "VonMisesFisher", "concentration": -1}, "concentration must be one positive"),
         ({"name": "Bernoulli", "margin": 0.6}, "margin must lie between 0 and 0.5"),
     ],
 )

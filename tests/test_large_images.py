@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import hemnet
 from hemnet.data.transforms import Augmentation, normalise
-from hemnet.em.solver import initial, iterate
+from hemnet.em.mixtures import initial
+from hemnet.em.solver import iterate
 from hemnet.em.sources import Parts
 from hemnet.inference.global_bases import em_unit, fit_global_bases, using_bases
 from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes

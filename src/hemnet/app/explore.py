@@ -21,7 +21,7 @@ from torch import Tensor
 
 import hemnet
 from hemnet.data.transforms import normalise
-from hemnet.em.solver import initial
+from hemnet.em.mixtures import describe, initial, mixture_from
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.exported_model import ExportedModel
@@ -195,7 +195,7 @@ class Explorer:
         if step_size is not None and self.has_steps:
             how = how._replace(steps=(_checked_step(step_size),) * len(how.steps))
         how = how._replace(steps=tuple(float(step) for step in how.steps))  # from any device
-        how = how._replace(mixture=how.mixture.cpu())
+        how = how._replace(mixture=mixture_from(describe(how.mixture)))
         x = seen.x
         start = initial(
             self.unit.starting_bases(x.to(self.device)).float().cpu(), x, how.mixture, x.shape[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hemnet.em.checks import check_responsibilities
+from hemnet.em.checks import check_shapes
 from hemnet.em.mixtures import Mixture, prepare
 from hemnet.em.numeric import no_autocast, upcast
 
@@ -33,8 +33,12 @@ def elbo(
         weights: how much each position counts, B,N; None: each once.
         mixture: another mixture than the Gaussians N(x|μ, σ²I).
     """
-    check_responsibilities(responsibilities, bases, x)
     mixture, parameters = prepare(x, bases, mixture, variance, weights=weights)
+    check_shapes(
+        x=(x, "(batch, positions, channels)"),
+        bases=(parameters, "(batch, bases, parameters)"),
+        responsibilities=(responsibilities, "(batch, positions, bases)"),
+    )
     gamma = upcast(responsibilities)
     with no_autocast(x):
         terms = gamma * mixture.log_densities(upcast(x), parameters) - torch.xlogy(gamma, gamma)

@@ -17,15 +17,10 @@ StepSize = float | Sequence[float] | Tensor
 Steps = tuple[float, ...] | Tensor  # one step size per iteration
 
 
-def expect(holds: bool, wanted: str, **given: Any) -> None:
-    """Raise what was wanted and what was given instead: of tensors their shape, or their values."""
+def expect(holds: bool, wanted: str, given: object) -> None:
     if not holds:
-        shown = []
-        for name, value in given.items():
-            shape = isinstance(value, Tensor) and (value.ndim > 1 or value.is_meta)
-            text = tuple(value.shape) if shape else value
-            shown.append(f"{name} {text.tolist() if isinstance(text, Tensor) else repr(text)}")
-        raise ValueError(f"{wanted}; got {' and '.join(shown)}")
+        given = given.tolist() if isinstance(given, Tensor) and not given.is_meta else given
+        raise ValueError(f"{wanted}; got {given!r}")
 
 
 def check_shapes(**given: tuple[Tensor | None, str]) -> dict[str, int]:
@@ -34,30 +29,33 @@ def check_shapes(**given: tuple[Tensor | None, str]) -> dict[str, int]:
     An axis has the same size, at least 1 but for the batch, wherever it occurs.
     """
     sizes: dict[str, int] = {}
-    tensors = {name: tensor for name, (tensor, _) in given.items() if tensor is not None}
-    for name, tensor in tensors.items():
+    for name, (tensor, shape) in given.items():
+        if tensor is None:
+            continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a floating tensor; got {kind}")
-        choices = [choice.split(", ") for choice in given[name][1].split(" or ")]
+        choices = [choice.strip("()").split(", ") for choice in shape.split(" or ")]
         axes = next((choice for choice in choices if len(choice) == tensor.ndim), [])
         fits = len(axes) == tensor.ndim
         for axis, size in zip(axes, tensor.shape, strict=False):
             fits = fits and sizes.setdefault(axis, size) == size and (size > 0 or axis == "batch")
-        expect(fits, f"{name} must have the shape ({given[name][1]})", **tensors)
+        if not fits:
+            shapes = [f"{n} {tuple(t.shape)}" for n, (t, _) in given.items() if t is not None]
+            raise ValueError(f"{name} must have the shape {shape}; got {', '.join(shapes)}")
     return sizes
 
 
 def check_iterations(iterations: int) -> None:
     whole = isinstance(iterations, int) and not isinstance(iterations, bool)
     wanted = "iterations must be a whole number of at least 1"
-    expect(whole and iterations >= 1, wanted, iterations=iterations)
+    expect(whole and iterations >= 1, wanted, iterations)
 
 
 def check_positive(value: float | Tensor, name: str) -> None:
     one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
     wanted = f"{name} must be one positive, finite number"
-    expect(one and _inside(value, math.inf), wanted, **{name: value})
+    expect(one and _inside(value, math.inf), wanted, value)
 
 
 def check_steps(step_size: StepSize, iterations: int, limit: float = 2.0) -> Steps:
@@ -75,9 +73,9 @@ def check_steps(step_size: StepSize, iterations: int, limit: float = 2.0) -> Ste
         steps = tuple(map(float, [step_size] * iterations if one else step_size))  # type: ignore[arg-type]
         inside = all(_inside(step, limit) for step in steps)
     wanted = f"step_size must be one number or one per iteration ({iterations})"
-    expect(len(steps) == iterations, wanted, step_size=step_size)
+    expect(len(steps) == iterations, wanted, step_size)
     interval = "(0, 1]" if limit == 1 else f"(0, {limit:g})"
-    expect(inside, f"step_size must lie in {interval}", step_size=step_size)
+    expect(inside, f"step_size must lie in {interval}", step_size)
     return steps
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hemnet.em.checks import check_positive, check_shapes, expect
+from hemnet.em.checks import check_positive, check_shapes
 from hemnet.em.numeric import upcast
 
 KERNELS = ("dot", "rbf")
@@ -145,7 +145,8 @@ class VonMisesFisher(Mixture):
     def statistics(self, x: Tensor) -> Tensor:
         return F.normalize(x, dim=-1) if self.normalise else x
 
-    start = statistics
+    def start(self, means: Tensor) -> Tensor:
+        return self.statistics(means)
 
     def logits(self, bases: Tensor) -> tuple[Tensor, Tensor]:
         return self.concentration * bases, bases.new_zeros(bases.shape[:-1])
@@ -268,17 +269,18 @@ def prepare(
 ) -> tuple[Mixture, Tensor]:
     """Check these arguments of `highway_em`; the mixture, and its mean parameters B,K,P."""
     weight, shift = linear or (None, None)
-    given = {"x": (x, "batch, positions, channels"), "weight": (weight, "mapped, channels")}
-    sizes = check_shapes(**given, bias=(shift, "mapped"))
+    given = {"x": (x, "(batch, positions, channels)"), "linear": (weight, "(mapped, channels)")}
+    sizes = check_shapes(**given, bias=(shift, "(mapped)"))
     channels = sizes.get("mapped", sizes["channels"])
     mixture = make_mixture(mixture, variance, kernel, channels)
-    own = channels * mixture.per_channel
-    axis = "parameters" if bases.shape[-1:] == (own,) else "channels" if linear is None else "mapped"
-    fewer = weights is not None and len(weights) == 1
+    own = getattr(bases, "shape", ())[-1:] == (channels * mixture.per_channel,)
+    axis = "channels" if linear is None else "mapped"
+    axis = "parameters" if own and mixture.per_channel > 1 else axis
+    one = isinstance(weights, Tensor) and len(weights) == 1
     check_shapes(
         **given,
-        bases=(bases, f"bases, {axis} or batch, bases, {axis}"),
-        weights=(weights, "1, positions" if fewer else "batch, positions"),
+        bases=(bases, f"(bases, {axis}) or (batch, bases, {axis})"),
+        weights=(weights, "(1, positions)" if one else "(batch, positions)"),
     )
     if weights is not None and weights.requires_grad:
         raise ValueError("weights are constants: no gradient is computed for them")

@@ -107,7 +107,7 @@ def highway_em(
     """
     check_iterations(iterations)
     names = ", ".join(map(repr, BACKWARDS))
-    expect(backward in BACKWARDS, f"backward must be one of {names}", backward=backward)
+    expect(backward in BACKWARDS, f"backward must be one of {names}", backward)
     mixture, start = prepare(x, bases, mixture, variance, kernel, weights, linear)
     steps = check_steps(step_size, iterations, mixture.step_limit)
     dtype = product_dtype(x)  # before autocast is off

@@ -111,8 +111,10 @@ class _Tiled(torch.autograd.Function):
                 "a gradient of highway EM was differentiated again, and only backward='autograd' "
                 "has second derivatives: ask for that mode"
             )
+        _, keep, constant = ctx.options
+        of_gamma = grads[2] if keep and not constant else None  # a compiler makes up zeros
         wanted = tuple(ctx.needs_input_grad[1:4])
-        found = _Tiled.apply((*ctx.options, wanted), *ctx.saved_tensors, *grads)
+        found = _Tiled.apply((*ctx.options, wanted), *ctx.saved_tensors, *grads[:2], of_gamma)
         grads = tuple(g if w else None for g, w in zip(found, wanted, strict=True))
         return (None, *grads, *(None,) * (len(ctx.needs_input_grad) - 4))
 

@@ -57,9 +57,9 @@ def n_step(
     """
     mixture, start = prepare(x, bases, mixture, weights=weights)
     check_shapes(
-        x=(x, "batch, positions, channels"),
-        bases=(start, "batch, bases, parameters"),
-        responsibilities=(responsibilities, "batch, positions, bases"),
+        x=(x, "(batch, positions, channels)"),
+        bases=(start, "(batch, bases, parameters)"),
+        responsibilities=(responsibilities, "(batch, positions, bases)"),
     )
     (step,) = check_steps(step_size, 1, mixture.step_limit)
     gamma = upcast(responsibilities)
@@ -73,9 +73,11 @@ def n_step(
 def r_step(responsibilities: Tensor, bases: Tensor) -> Tensor:
     """Features rebuilt from the bases: responsibilities B,N,K times bases B,K,C or K,C: B,N,C."""
     check_shapes(
-        responsibilities=(responsibilities, "batch, positions, bases"),
-        bases=(bases, "bases, channels or batch, bases, channels"),
+        responsibilities=(responsibilities, "(batch, positions, bases)"),
+        bases=(bases, "(bases, channels) or (batch, bases, channels)"),
     )
     gamma, means = upcast(responsibilities), upcast(bases)
     with no_autocast(gamma):
-        return matmul(gamma, means.expand(len(gamma), -1, -1)).to(responsibilities.dtype)
+        return matmul(gamma, means.expand(gamma.shape[0], *means.shape[-2:])).to(
+            responsibilities.dtype
+        )

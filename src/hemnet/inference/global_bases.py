@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from hemnet.data.transforms import Augmentation
 from hemnet.em import EMResult, e_step
-from hemnet.em.solver import initial, iterate
+from hemnet.em.mixtures import initial
+from hemnet.em.solver import iterate
 from hemnet.em.sources import Linear, Parts, apply_linear
 from hemnet.errors import UserError
 from hemnet.inference.sliding_window import Grid, read_window

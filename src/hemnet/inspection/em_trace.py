@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hemnet
 from hemnet.em import VonMisesFisher, solver
-from hemnet.em.solver import initial
+from hemnet.em.mixtures import initial
 from hemnet.em.sources import Features
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import EMUnit, Plan, em_units
@@ -74,7 +74,6 @@ def iterate(x: Tensor, bases: Tensor, plan: Plan) -> Iterator[tuple[Tensor, Tens
     features, start = Features(mixture.statistics(x)), initial(bases, x, mixture, x.shape[-1])
     with torch.no_grad():
         for _, found, moved in solver.iterate(features, start, plan.steps, mixture, keep=True):
-            assert found.responsibilities is not None
             yield found.responsibilities, moved
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hemnet.em import EMResult, Mixture, elbo
 from hemnet.em.checks import Steps, StepSize, check_iterations, check_steps
-from hemnet.em.mixtures import make_mixture
-from hemnet.em.solver import initial, iterate
+from hemnet.em.mixtures import initial, make_mixture
+from hemnet.em.solver import iterate
 from hemnet.em.sources import Linear, apply_linear
 from hemnet.em.statistics import Statistics, softmax_of
 from hemnet.inspection.em_trace import find_unit
@@ -73,7 +73,7 @@ class LeafCopies:
         self.e_leaves: list[Tensor] = []
         self.n_leaves: list[Tensor] = []
 
-    def measure(self, weight: Tensor, bias: Tensor, responsibilities: bool) -> Statistics:
+    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
         for leaves in (self.e_leaves, self.n_leaves):
             leaves.append(self.x.detach().clone().requires_grad_())
         gamma = softmax_of(self.e_leaves[-1], weight, bias)
@@ -98,7 +98,6 @@ class Unrolled:
         bounds: list[Tensor] = []
         start = initial(bases, x, mixture, x.shape[-1])
         for _, found, moved in iterate(self.leaves, start, steps, mixture, keep=True):
-            assert found.responsibilities is not None
             self.bases.append(moved)
             self.responsibilities.append(found.responsibilities)
             with torch.no_grad():

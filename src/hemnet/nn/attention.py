@@ -134,7 +134,7 @@ class HighwayEMAttention(EMUnit):
             chosen["gain_lr_mult"] if gain_lr_mult is None else gain_lr_mult,
             normalise,
             chosen["initial_bases"] if initial_bases is None else initial_bases,
-            fixed.width(channels),
+            channels * fixed.per_channel,
             group,
         )
         self.iterations, self.eval_iterations = iterations, eval_iterations

@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hemnet.em import EMResult, Mixture, r_step
+from hemnet.em import EMResult, Mixture, highway_em, r_step
 from hemnet.em.checks import Steps
 from hemnet.em.numeric import upcast
-from hemnet.em.solver import solve
 from hemnet.em.sources import Linear, apply_linear
 from hemnet.nn.health import BasesWarning, Health, read_health
 from hemnet.nn.initial_bases import farthest_points
@@ -75,7 +74,17 @@ def highway_solver(
 ) -> EMResult:
     """Highway EM, what units use."""
     mixture, steps, backward = plan
-    return solve(x, bases, steps, mixture, backward, weights=weights, linear=linear, group=group)
+    return highway_em(
+        x,
+        bases,
+        len(steps),
+        steps,
+        backward=backward,
+        mixture=mixture,
+        weights=weights,
+        linear=linear,
+        group=group,
+    )
 
 
 class EMUnit(nn.Module, ABC):
