@@ -77,7 +77,6 @@ def r_step(responsibilities: Tensor, bases: Tensor) -> Tensor:
         bases=(bases, "(bases, channels) or (batch, bases, channels)"),
     )
     gamma, means = upcast(responsibilities), upcast(bases)
+    means = means.expand(gamma.shape[0], *means.shape[-2:])
     with no_autocast(gamma):
-        return matmul(gamma, means.expand(gamma.shape[0], *means.shape[-2:])).to(
-            responsibilities.dtype
-        )
+        return matmul(gamma, means).to(responsibilities.dtype)
