@@ -287,10 +287,14 @@ def prepare(
     return mixture, initial(bases, x, mixture, channels)
 
 
+def parameters(bases: Tensor, channels: int, mixture: Mixture) -> Tensor:
+    """Bases …,K,C, or mean parameters …,K,P as they are, as the mixture's mean parameters."""
+    return mixture.start(upcast(bases)) if bases.shape[-1] == channels else upcast(bases)
+
+
 def initial(bases: Tensor, x: Tensor, mixture: Mixture, channels: int) -> Tensor:
-    """Bases (B,)K,C, or mean parameters (B,)K,P, as B,K,P in the type that EM computes in."""
-    means = upcast(bases)
-    found = mixture.start(means) if means.shape[-1] == channels else means
+    """The mixture's mean parameters B,K,P for every image of x, in the type EM computes in."""
+    found = parameters(bases, channels, mixture)
     return found.expand(x.shape[0], *found.shape[-2:]).to(upcast(x[:0]).dtype)
 
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from hemnet.em import Gaussian, Mixture, n_step, r_step
+from hemnet.em.mixtures import parameters
 from hemnet.em.statistics import softmax_of
-from hemnet.em.steps import parameters
 
 # Share of the variance left below which a unit acts as a global mean: units that solve recall have
 # 0.4 to 0.9, those that stay at the majority of the lamps less than 0.02.
