@@ -207,6 +207,18 @@ def test_links_and_pictures_exist(name: str) -> None:
             assert (path.parent / target).exists(), f"{name} points to {target}"
 
 
+def test_the_map_names_what_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = {path for path in re.findall(r"`([\w/.]+(?:\.py|\.md|/))`", text) if "NAME" not in path}
+    assert len(named) > 30
+    for path in named:
+        places = (ROOT / path, ROOT / "src" / "hemnet" / path)
+        assert any(place.exists() for place in places), f"CONTRIBUTING.md: there is no {path}"
+    for floor in (ROOT / "src" / "hemnet").iterdir():
+        if (floor / "__init__.py").exists():
+            assert f"`{floor.name}/`" in text, f"CONTRIBUTING.md does not mention {floor.name}/"
+
+
 def test_readme_shows_both_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make demo" in text
