@@ -47,7 +47,7 @@ from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead
 from hemnet.nn.heads.non_local import NonLocalAttention
 from hemnet.training.config import OptimConfig
-from hemnet.training.optim import make_optimizer, rate_at, set_rate
+from hemnet.training.optim import lr_at, make_optimizer, set_lr
 from hemnet.training.setup import freeze_stages
 from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 
@@ -179,7 +179,7 @@ def train(
     losses = []
     for step in range(config.steps):
         images, masks = batch_of(step)
-        set_rate(optimizer, rate_at(step, config))
+        set_lr(optimizer, lr_at(step, config))
         logits = logits_of(model, images, masks, COARSE)
         loss = F.cross_entropy(logits, masks.long(), weights, ignore_index=255)
         optimizer.zero_grad()

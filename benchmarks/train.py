@@ -20,7 +20,7 @@ import hemnet
 from common import console, interleave, save
 from hemnet.training.config import LossConfig, OptimConfig
 from hemnet.training.loss import SegmentationLoss
-from hemnet.training.optim import make_optimizer, rate_at, set_rate
+from hemnet.training.optim import lr_at, make_optimizer, set_lr
 
 CLASSES, SIZE, BATCH = 21, 257, 2
 BAR = 1.05
@@ -77,7 +77,7 @@ def training_step(
     model.to(memory_format=torch.channels_last)
     config = OptimConfig()
     optimizer, loss = make_optimizer(model, config), SegmentationLoss(LossConfig(), CLASSES)
-    set_rate(optimizer, rate_at(0, config))
+    set_lr(optimizer, lr_at(0, config))
 
     def step() -> None:
         (loss.of(model, images, masks) / loss.total(masks)).backward()

@@ -21,7 +21,7 @@ from hemnet.training.checkpoints import (
     save_checkpoint,
 )
 from hemnet.training.config import OptimConfig
-from hemnet.training.optim import make_optimizer, set_rate
+from hemnet.training.optim import make_optimizer, set_lr
 
 
 def made(bases: int = 8, name: str = "adamw") -> tuple[hemnet.Segmenter, torch.optim.Optimizer]:
@@ -32,7 +32,7 @@ def made(bases: int = 8, name: str = "adamw") -> tuple[hemnet.Segmenter, torch.o
 
 def step(model: hemnet.Segmenter, optimizer: torch.optim.Optimizer, seed: int) -> None:
     torch.manual_seed(seed)
-    set_rate(optimizer, 0.01)
+    set_lr(optimizer, 0.01)
     model(torch.randn(2, 3, 32, 32)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

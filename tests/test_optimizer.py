@@ -5,7 +5,7 @@ from torch import nn
 
 import hemnet
 from hemnet.training.config import OptimConfig
-from hemnet.training.optim import make_optimizer, parameter_groups, rate_at, set_rate
+from hemnet.training.optim import lr_at, make_optimizer, parameter_groups, set_lr
 
 
 def small() -> hemnet.Segmenter:
@@ -31,7 +31,7 @@ def test_only_convolution_weights_decay_and_biases_have_twice_the_rate() -> None
 
 def test_head_rate_multiplies_everything_but_the_backbone() -> None:
     optimizer = make_optimizer(small(), OptimConfig(head_lr_mult=10))
-    set_rate(optimizer, 0.5)
+    set_lr(optimizer, 0.5)
     rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
     assert rates["backbone weights"] == 0.5
     assert rates["backbone bias"] == 1.0
@@ -41,8 +41,8 @@ def test_head_rate_multiplies_everything_but_the_backbone() -> None:
 
 def test_poly_schedule_with_warm_up() -> None:
     config = OptimConfig(steps=100, lr=1.0, poly_power=0.9, warmup=10)
-    assert rate_at(0, config) == pytest.approx(0.1)
-    assert rate_at(5, config) == pytest.approx(0.55 * 0.95**0.9)
-    assert rate_at(50, config) == pytest.approx(0.5**0.9)
-    assert rate_at(99, config) == pytest.approx(0.01**0.9)
-    assert rate_at(99, OptimConfig(steps=100, lr=1.0, poly_power=0)) == 1.0
+    assert lr_at(0, config) == pytest.approx(0.1)
+    assert lr_at(5, config) == pytest.approx(0.55 * 0.95**0.9)
+    assert lr_at(50, config) == pytest.approx(0.5**0.9)
+    assert lr_at(99, config) == pytest.approx(0.01**0.9)
+    assert lr_at(99, OptimConfig(steps=100, lr=1.0, poly_power=0)) == 1.0

@@ -8,7 +8,7 @@ from torch import nn
 import hemnet
 from hemnet.errors import UserError
 from hemnet.training.config import OptimConfig
-from hemnet.training.optim import make_optimizer, set_rate
+from hemnet.training.optim import make_optimizer, set_lr
 from hemnet.training.setup import (
     freeze_norm,
     freeze_stages,
@@ -32,7 +32,7 @@ def test_frozen_stages_stay_and_the_rest_trains() -> None:
     assert model.backbone.network.layer2[0].bn1.training
     before = {k: v.clone() for k, v in model.state_dict().items()}
     optimizer = make_optimizer(model, OptimConfig(lr=0.1))
-    set_rate(optimizer, 0.1)
+    set_lr(optimizer, 0.1)
     model(torch.randn(2, 3, 64, 64)).square().mean().backward()
     optimizer.step()
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}

@@ -12,15 +12,15 @@ from hemnet.training.checkpoints import read_progress
 from hemnet.training.config import OptimConfig
 from hemnet.training.config_parser import read_config
 from hemnet.training.loop import train
-from hemnet.training.optim import rate_at
+from hemnet.training.optim import lr_at
 from support.tiny_runs import tiny_config
 
 
 def test_plateaus_set_the_rate() -> None:
     config = OptimConfig(steps=100, lr=1.0, plateau_patience=2, warmup=10)
-    assert rate_at(0, config) == pytest.approx(0.1)
-    assert rate_at(50, config) == rate_at(99, config) == 1.0
-    assert rate_at(50, config, 2) == pytest.approx(0.09)
+    assert lr_at(0, config) == pytest.approx(0.1)
+    assert lr_at(50, config) == lr_at(99, config) == 1.0
+    assert lr_at(50, config, 2) == pytest.approx(0.09)
     with pytest.raises(UserError, match="needs validation"):
         read_config(None, ["--optim.plateau_patience", "2", "--data.val_split", "null"])
 

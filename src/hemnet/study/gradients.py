@@ -23,11 +23,19 @@ from hemnet.nn.attention import HighwayEMAttention
 from hemnet.study.feature_cache import shared_store
 from hemnet.study.grid import Cell, Datasets
 from hemnet.study.recipe import for_head
+from hemnet.training.accelerator import computing
 from hemnet.training.config import TrainConfig
 from hemnet.training.loss import SegmentationLoss
 from hemnet.training.memory import passes_of
-from hemnet.training.optim import make_optimizer, rate_at, set_rate, trained
-from hemnet.training.setup import augmentation_of, build_model, evaluation_options
+from hemnet.training.optim import make_optimizer
+from hemnet.training.setup import (
+    augmentation_of,
+    build_batches,
+    build_model,
+    evaluation_options,
+    settle,
+)
+from hemnet.training.step import TrainingStep
 from hemnet.training.summary import resolved_loss
 
 SAMPLE_SEED = 20_210_202  # of the fixed samples: not one that training is likely to use
@@ -61,52 +69,25 @@ def gradient_cells(
 
 def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
     """Train as `hemnet train` does, in memory, and measure before the first step and on."""
-    config, (train_set, val_set) = cell.config, data
-    optim, device = config.optim, device_of(config)
-    model = build_model(config, train_set.info).to(device)
-    model.to(memory_format=layout_of(config))
+    config, (train_set, val_set) = settle(cell.config), data
     store = shared_store()
     store.expect(config)
-    store.attach(model)
-    loss = SegmentationLoss(resolved_loss(config.loss, train_set), train_set.num_classes).to(device)
-    optimizer = make_optimizer(model, optim)
-    fixed = fixed_samples(config, train_set, model, cell.place["samples"])
-    batches = iter(
-        training_batches(
-            train_set,
-            augmentation_of(config, model),
-            batch_size=optim.batch_size // passes_of(optim),
-            seed=config.run.seed,
-            device=device,
-        )
-    )
-    measured: list[dict[str, Any]] = []
-    for step in range(optim.steps + 1):
-        if step % cell.place["every"] == 0 or step == optim.steps:
-            measured.append({"step": step, **measure(model, loss, fixed)})
-        if step == optim.steps:
-            break
-        set_rate(optimizer, rate_at(step, optim))
-        torch.manual_seed(config.run.seed * optim.steps + step)  # dropout
-        parts = [next(batches) for _ in range(passes_of(optim))]
-        total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
-        for part in parts:
-            images = part.images.contiguous(memory_format=layout_of(config))
-            (loss.of(model, images, part.masks, part.valid) / total).backward()
-        if optim.clip is not None:
-            torch.nn.utils.clip_grad_norm_(trained(model), optim.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return {"measurements": measured, **_validation(model, config, val_set)}
-
-
-def device_of(config: TrainConfig) -> torch.device:
-    wanted = config.run.device in ("auto", "cuda") and torch.cuda.is_available()
-    return torch.device("cuda" if wanted else "cpu")
-
-
-def layout_of(config: TrainConfig) -> torch.memory_format:
-    return torch.channels_last if config.run.channels_last else torch.contiguous_format
+    with computing(config.run) as accelerator:
+        model = build_model(config, train_set.info).to(accelerator.device)
+        store.attach(model)
+        resolved = resolved_loss(config.loss, train_set)
+        loss = SegmentationLoss(resolved, train_set.num_classes).to(accelerator.device)
+        fixed = fixed_samples(config, train_set, model, cell.place["samples"])
+        optimizer = make_optimizer(model, config.optim)
+        step = TrainingStep(model, loss, optimizer, config, accelerator)
+        batches = iter(build_batches(config, train_set, model, 0, accelerator))
+        measured: list[dict[str, Any]] = []
+        for number in range(config.optim.steps + 1):
+            if number % cell.place["every"] == 0 or number == config.optim.steps:
+                measured.append({"step": number, **measure(model, loss, fixed)})
+            if number < config.optim.steps:
+                step(number, batches)
+        return {"measurements": measured, **_validation(model, config, val_set)}
 
 
 def _validation(

@@ -1,14 +1,13 @@
 """The training loop.
 
 Whatever happens in step s is a function of the configuration, the state before it and s: the
-images, their augmentation, the dropout and the rate. So a checkpoint needs no more than weights,
+images, their augmentation, dropout and learning rate. So a checkpoint needs no more than weights,
 optimizer and a few numbers, and a run that was killed ends as one that never was.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -17,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import distributed
@@ -38,8 +36,8 @@ from hemnet.training.depthwise import keep_depthwise_in_float32
 from hemnet.training.display import Display, Meter
 from hemnet.training.distributed import check_alike
 from hemnet.training.loss import SegmentationLoss
-from hemnet.training.memory import passes, passes_of
-from hemnet.training.optim import FALLS, make_optimizer, rate_at, set_rate, trained
+from hemnet.training.memory import passes
+from hemnet.training.optim import FALLS, lr_at, make_optimizer
 from hemnet.training.resume import (
     check_folder,
     locked,
@@ -49,6 +47,7 @@ from hemnet.training.resume import (
 )
 from hemnet.training.run_log import RunLog, check_wandb, write_environment
 from hemnet.training.signals import Stopped, StopSignals
+from hemnet.training.step import TrainingStep, check_finite
 from hemnet.training.summary import look, opening, padding_note, resolved_loss
 from hemnet.training.weight_average import AveragedWeights
 
@@ -156,9 +155,7 @@ class Trainer:
             keep_depthwise_in_float32(self.model)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
         self.options = setup.evaluation_options(config)
-        last = config.run.channels_last
-        self.layout = torch.channels_last if last else torch.contiguous_format
-        self.model.to(self.device).to(memory_format=self.layout)
+        self.model.to(self.device)
         if self.world > 1 and self.device.type == "cuda":
             setup.synchronise_norms(self.model)
         elif self.world > 1 and not config.model.freeze_norm:
@@ -182,7 +179,7 @@ class Trainer:
         if config.run.compile:
             self.model.compile()
         # Not the data: its batches already know their process, and resume anywhere.
-        self.wrapped, self.stepper = accelerator.prepare(self.model, self.optimizer)
+        self.step = TrainingStep(self.model, self.loss, self.optimizer, config, accelerator)
         self.loss_sum = torch.tensor(self.progress.loss_sum, device=self.device)
         self.log = RunLog(folder, config, self.progress.step) if self.main else None
         self.meter = Meter()
@@ -241,32 +238,17 @@ class Trainer:
         """One change of the weights; False when a signal came instead."""
         progress, optim = self.progress, self.config.optim
         with self.meter.waiting():
-            parts = [next(batches) for _ in range(passes_of(optim))]
-        total = sum(float(self.loss.total(part.masks)) for part in parts)
-        total, stop = self._agree(total, self.signals.requested is not None)
+            parts = self.step.draw(batches)
+        total, stop = self._agree(self.step.total(parts), self.signals.requested is not None)
         if stop:
             return False
 
-        set_rate(self.optimizer, rate_at(progress.step, optim, progress.falls))
-        self._seed()
-        step_loss = torch.zeros((), device=self.device)
-        for number, batch in enumerate(parts, 1):
-            images = batch.images.contiguous(memory_format=self.layout)
-            last = number == len(parts)
-            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
-                loss = self.loss.of(self.wrapped, images, batch.masks, batch.valid)
-                loss = loss / max(total, 1.0)
-                # Data parallelism takes the mean over processes, each of which has a part.
-                self.accelerator.backward(loss * self.world)
-            step_loss += loss.detach()
+        step_loss = self.step.backward(progress.step, parts, total)
         if self.device.type == "cpu":  # elsewhere it would make the device wait
-            self._check_finite(summed(step_loss.clone()))
-        if optim.clip is not None:
-            self.accelerator.clip_grad_norm_(trained(self.model), optim.clip)
-        self._change()
+            check_finite(step_loss, progress.step)
+        self._update(lr_at(progress.step, optim, progress.falls))
         if self.average is not None:
             self.average.update(self.model, progress.step)
-        self.stepper.zero_grad(set_to_none=True)
         self.loss_sum += step_loss
         progress.step += 1
         progress.loss_steps += 1
@@ -274,10 +256,10 @@ class Trainer:
         self.display.step(progress.step)
         return True
 
-    def _change(self) -> None:
-        """The step of the optimizer; its first one shows whether what was restored is whole."""
+    def _update(self, lr: float) -> None:
+        """Change the weights; the first time shows whether the restored optimizer is whole."""
         try:
-            self.stepper.step()
+            self.step.update(lr)
         except (KeyError, RuntimeError) as error:
             if self.progress.step != self._restored:
                 raise
@@ -294,29 +276,14 @@ class Trainer:
         both = summed(torch.tensor([total, float(stop)], dtype=dtype, device=self.device))
         return float(both[0]), bool(both[1] > 0)
 
-    def _seed(self) -> None:
-        """Dropout draws a function of (seed, step, process) alone."""
-        key = [self.config.run.seed, self.progress.step, self.accelerator.process_index]
-        state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-        torch.manual_seed(int(state) & (2**63 - 1))
-
-    def _check_finite(self, loss: torch.Tensor) -> float:
-        value = float(loss)
-        if not math.isfinite(value):
-            raise UserError(
-                f"the loss is {value} near step {self.progress.step + 1}: the training has "
-                "diverged. Try a lower optim.lr, optim.warmup, optim.clip, or float32 precision"
-            )
-        return value
-
     def _log(self) -> None:
         progress, run = self.progress, self.config.run
         if progress.step % run.log_every and progress.step != self.config.optim.steps:
             return
-        mean = self._check_finite(summed(self.loss_sum.clone())) / progress.loss_steps
+        mean = check_finite(self.loss_sum, progress.step - 1) / progress.loss_steps
         self.loss_sum.zero_()
         progress.loss_steps = 0
-        rate = rate_at(progress.step - 1, self.config.optim, progress.falls)
+        rate = lr_at(progress.step - 1, self.config.optim, progress.falls)
         speed = self.meter.read()
         values: dict[str, Any] = {"loss": mean, "rate": rate, **speed}
         # Due since the last line of the log, which may be written at other steps.
@@ -401,7 +368,7 @@ class Trainer:
         if since < patience * self.config.validation.every:
             return
         progress.falls, progress.fell_at = progress.falls + 1, progress.step
-        rate = rate_at(progress.step, self.config.optim, progress.falls)
+        rate = lr_at(progress.step, self.config.optim, progress.falls)
         then = "this ends the run" if self._ended() else f"the rate falls to {rate:.2g}"
         self.display.say(
             f"step {progress.step}: no better mIoU than {progress.best_miou:.2f} of step "
@@ -425,7 +392,7 @@ class Trainer:
     def _save(self) -> None:
         progress = self.progress
         # Of all processes: when resumed, the first one has it alone.
-        progress.loss_sum = self._check_finite(summed(self.loss_sum.clone()))
+        progress.loss_sum = check_finite(self.loss_sum, progress.step - 1)
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(
                 f"the weights are no longer finite at step {progress.step}: the training has "

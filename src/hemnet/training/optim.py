@@ -6,7 +6,6 @@ decay. Whatever is neither (scales of norms, a learned step size) has the base r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,24 +56,25 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     return list(groups.values())
 
 
-def rate_at(step: int, config: OptimConfig, falls: int = 0) -> float:
-    """The base rate of step 0, 1, …: poly, or by plateaus, after a warm-up from a tenth.
+def lr_at(step: int, config: OptimConfig, falls: int = 0) -> float:
+    """The base learning rate of step 0, 1, …: poly, or by plateaus, after a warm-up from a tenth.
 
     `falls` is how many times a plateau has been met.
     """
     if config.plateau_patience is None:
-        rate = config.lr * (1 - step / config.steps) ** config.poly_power
+        lr = config.lr * (1 - step / config.steps) ** config.poly_power
     else:
-        rate = config.lr * FALL**falls
+        lr = config.lr * FALL**falls
     if step < config.warmup:
-        rate *= 0.1 + 0.9 * step / config.warmup
-    return rate
+        lr *= 0.1 + 0.9 * step / config.warmup
+    return lr
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give each group its multiple of the base learning rate."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["multiple"]
+        group["lr"] = lr * group["multiple"]
 
 
-def trained(model: nn.Module) -> Iterable[nn.Parameter]:
-    return (p for p in model.parameters() if p.requires_grad)
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]

@@ -113,7 +113,12 @@ def build_model(config: TrainConfig, info: Info) -> Segmenter:
         freeze_norm(model)
     if config.model.norm_momentum is not None:
         set_norm_momentum(model, config.model.norm_momentum)
-    return model
+    return model.to(memory_format=memory_format(config))
+
+
+def memory_format(config: TrainConfig) -> torch.memory_format:
+    """The layout of images and weights."""
+    return torch.channels_last if config.run.channels_last else torch.contiguous_format
 
 
 def start_from(model: Segmenter, source: str) -> None:

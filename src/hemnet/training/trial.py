@@ -27,8 +27,9 @@ from hemnet.training.config_parser import read_config
 from hemnet.training.display import at, duration
 from hemnet.training.loop import train
 from hemnet.training.loss import SegmentationLoss
-from hemnet.training.memory import GIB, passes, passes_of
-from hemnet.training.optim import make_optimizer, set_rate, trained
+from hemnet.training.memory import GIB, passes
+from hemnet.training.optim import make_optimizer
+from hemnet.training.step import TrainingStep
 from hemnet.training.summary import look, opening, padding_note, resolved_loss
 
 STEPS, VALIDATED = 4, 2  # of a dry run: steps, and images that are validated
@@ -143,30 +144,21 @@ def _rising(
 ) -> tuple[list[float], list[float]]:
     """Losses, smoothed, and the rates they belong to."""
     model = setup.build_model(config, dataset.info).to(accelerator.device)
-    found = look(config, dataset)
-    weights = resolved_loss(config.loss, dataset, found)
-    loss = SegmentationLoss(weights, dataset.num_classes).to(accelerator.device)
+    resolved = resolved_loss(config.loss, dataset, look(config, dataset))
+    loss = SegmentationLoss(resolved, dataset.num_classes).to(accelerator.device)
     optimizer = make_optimizer(model, config.optim)
+    step = TrainingStep(model, loss, optimizer, config, accelerator)
     batches = iter(setup.build_batches(config, dataset, model, 0, accelerator))
     losses: list[float] = []
     rates: list[float] = []
     mean, weight = 0.0, 0.0
-    for number in track(range(TRIED), "rate test", TRIED):
-        rate = LOWEST * (HIGHEST / LOWEST) ** (number / (TRIED - 1))
-        set_rate(optimizer, rate)
-        parts = [next(batches) for _ in range(passes_of(config.optim))]
-        total = max(sum(float(loss.total(part.masks)) for part in parts), 1.0)
-        value = 0.0
-        for part in parts:
-            share = loss.of(model, part.images, part.masks, part.valid) / total
-            share.backward()
-            value += float(share.detach())
+    for number in track(range(TRIED), "learning rate test", TRIED):
+        parts = step.draw(batches)
+        value = float(step.backward(number, parts, step.total(parts)))
         if not math.isfinite(value):
             break
-        if config.optim.clip is not None:
-            torch.nn.utils.clip_grad_norm_(trained(model), config.optim.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        rate = LOWEST * (HIGHEST / LOWEST) ** (number / (TRIED - 1))
+        step.update(rate)
         mean, weight = 0.8 * mean + 0.2 * value, 0.8 * weight + 0.2
         losses.append(mean / weight)
         rates.append(rate)
