@@ -9,7 +9,6 @@ EM, drawing, and packing the pictures; not the way to the browser and what it ma
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import tempfile
@@ -21,11 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from rich.table import Table
 
 import hemnet
-from common import console, interleave, save
-from hemnet.app.answers import Answers, Wishes
+from common import arguments, console, interleave, parse, save, show
+from hemnet.app.answers import Answers, Query
 from hemnet.app.explore import Explorer
 from hemnet.app.limits import Limits
 
@@ -37,23 +35,19 @@ NETWORKS = {
 }
 TOUCHES = {
     "a new image": lambda these, path: upload(these, path),
-    "16 iterations, η 0.2": lambda these, path: solve(these),
-    "another iteration shown": lambda these, path: these.view("me", Wishes(shown=1)),
-    "a pixel": lambda these, path: these.view("me", Wishes(place=(100, 200))),
+    "16 iterations, η 0.2": lambda these, path: solve_again(these),
+    "another iteration shown": lambda these, path: these.view("me", Query(shown=1)),
+    "a pixel": lambda these, path: these.view("me", Query(place=(100, 200))),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = arguments(__doc__, rounds=7)
     parser.add_argument("--browser", metavar="URL", help="also through a running `hemnet app`")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parse(parser)
     result: dict[str, Any] = {"rounds": args.rounds, "size": SIZE, "bar": BAR, "seconds": {}}
     with tempfile.TemporaryDirectory() as folder:
-        path = photograph(Path(folder))
+        path = make_photograph(Path(folder))
         for name, settings in NETWORKS.items():
             these = answers(Path(folder), *settings)
             upload(these, path)
@@ -62,11 +56,19 @@ def main() -> None:
             result["seconds"][name] = {touch: times.median(touch) for touch in TOUCHES}
         if args.browser:
             result["browser"] = in_the_browser(args.browser, path, args.rounds)
-    show(result)
+    show(
+        f"seconds, {SIZE}×{SIZE}, {args.threads} threads, medians of {args.rounds} rounds; bar "
+        f"{BAR:g} s",
+        ("network", *TOUCHES),
+        [(n, *(f"{row[touch]:.2f}" for touch in TOUCHES)) for n, row in result["seconds"].items()],
+    )
+    if args.browser:
+        text = ", ".join(f"{name} {value:.2f} s" for name, value in result["browser"].items())
+        console.print(f"through the browser: {text}")
     save(args.json, result)
 
 
-def photograph(folder: Path) -> Path:
+def make_photograph(folder: Path) -> Path:
     """Coarse and fine detail, as JPEG."""
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), np.uint8))
@@ -89,9 +91,9 @@ def upload(these: Answers, path: Path) -> None:
     these.upload("me", path.name, path.read_bytes())
 
 
-def solve(these: Answers) -> None:
-    these.sessions.get("me").solution = None  # what was asked for last would be kept
-    these.view("me", Wishes(16, 0.2))
+def solve_again(these: Answers) -> None:
+    these.sessions.get("me").trace = None  # what was asked for last would be kept
+    these.view("me", Query(16, 0.2))
 
 
 def in_the_browser(url: str, path: Path, rounds: int) -> dict[str, float]:
@@ -117,22 +119,6 @@ def in_the_browser(url: str, path: Path, rounds: int) -> dict[str, float]:
             page.wait_for_function("() => document.querySelectorAll('#chart circle').length == 17")
             seconds["16 iterations"].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def show(result: dict[str, Any]) -> None:
-    table = Table(
-        title=f"seconds, {SIZE}×{SIZE}, {torch.get_num_threads()} threads, medians of "
-        f"{result['rounds']} rounds; bar {BAR:g} s"
-    )
-    table.add_column("network")
-    for touch in TOUCHES:
-        table.add_column(touch, justify="right")
-    for name, row in result["seconds"].items():
-        table.add_row(name, *(f"{row[touch]:.2f}" for touch in TOUCHES))
-    console.print(table)
-    if "browser" in result:
-        text = ", ".join(f"{name} {value:.2f} s" for name, value in result["browser"].items())
-        console.print(f"through the browser: {text}")
 
 
 if __name__ == "__main__":

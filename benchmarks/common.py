@@ -6,19 +6,25 @@ round, and a ratio is the median over rounds of the ratios within a round.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
+
+from hemnet.data import VOID
 
 Work = Callable[[], object]
 console = Console()
@@ -78,6 +84,61 @@ def peak_memory(work: Work) -> int:
             current += event.nbytes()
             peak = max(peak, current)
     return peak
+
+
+def arguments(doc: str, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A script's parser: `--threads` and `--json`, and `--rounds` where it has rounds."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="(%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="(%(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The script's arguments; from here on torch has that many threads."""
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    return args
+
+
+def show(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table; the first column is text, the others are numbers."""
+    table = Table(title=title)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+class PixelLoss:
+    """Cross-entropy for a `TrainingStep` of any network that gives logits at the labels' places.
+
+    `logits`: how it does, from (network, images, labels).
+    """
+
+    def __init__(
+        self,
+        weights: Tensor | None = None,
+        logits: Callable[[nn.Module, Tensor, Tensor], Tensor] = lambda net, images, _: net(images),
+    ) -> None:
+        self.weights, self.logits = weights, logits
+
+    def total(self, masks: Tensor) -> Tensor:
+        known = masks[masks != VOID]
+        return torch.tensor(len(known)) if self.weights is None else self.weights[known].sum()
+
+    def of(
+        self, model: nn.Module, images: Tensor, masks: Tensor, valid: Tensor | None = None
+    ) -> Tensor:
+        logits = self.logits(model, images, masks)
+        return F.cross_entropy(logits, masks, self.weights, ignore_index=VOID, reduction="sum")
 
 
 def matmul_gflops(times: Times, name: str, size: int) -> float:

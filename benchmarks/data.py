@@ -10,9 +10,7 @@ the ratio is the median over the rounds.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -28,6 +26,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from common import arguments, console, parse, save, show
 from hemnet.data import Augmentation, Scenes, open_dataset, training_batches
 from hemnet.data.scene_renderer import smooth_noise
 from hemnet.data.transforms import IMAGENET_MEAN, IMAGENET_STD
@@ -97,13 +96,7 @@ def batches(variant: str, root: Path, workers: int) -> Iterator[Any]:
         return iter(training_batches(dataset, Augmentation(), batch_size=BATCH, workers=workers))
     reference = Reference(root, 10**6)
     return iter(
-        DataLoader(
-            reference,
-            BATCH,
-            shuffle=True,
-            num_workers=workers,
-            worker_init_fn=one_thread,
-        )
+        DataLoader(reference, BATCH, shuffle=True, num_workers=workers, worker_init_fn=one_thread)
     )
 
 
@@ -118,7 +111,7 @@ def rate(stream: Iterator[Any], images: int) -> float:
     return images / (time.perf_counter() - start)
 
 
-def measure(root: Path, workers: int, rounds: int, images: int) -> dict[str, Any]:
+def measure_pipeline(root: Path, workers: int, rounds: int, images: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"hemnet": [], "torchvision": []}
     for _ in range(rounds):
         for variant, rates in found.items():
@@ -137,10 +130,8 @@ def measure(root: Path, workers: int, rounds: int, images: int) -> dict[str, Any
 
 def measure_scenes(rounds: int, images: int = 200) -> dict[str, Any]:
     """Scenes per second of one core: by its clock, and by the wall's if others share it."""
-    scenes, clocks = (
-        Scenes("train", size=128),
-        {"core": time.process_time, "wall": time.perf_counter},
-    )
+    scenes = Scenes("train", size=128)
+    clocks = {"core": time.process_time, "wall": time.perf_counter}
     rates: dict[str, list[float]] = {name: [] for name in clocks}
     for number in range(rounds):
         start = {name: clock() for name, clock in clocks.items()}
@@ -152,32 +143,31 @@ def measure_scenes(rounds: int, images: int = 200) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = arguments(__doc__, rounds=7)
     parser.add_argument("--images", type=int, default=160, help="per variant and round")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+    parser.set_defaults(threads=1)
+    args = parse(parser)
     results: dict[str, Any] = {"pipeline": []}
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder), 64)
-        print(f"{'workers':>7} {'hemnet':>9} {'torchvision':>12} {'ratio':>6}   (images/s)")
         for workers in (0, 1, 2):
-            found = measure(Path(folder), workers, args.rounds, args.images)
+            found = measure_pipeline(Path(folder), workers, args.rounds, args.images)
             results["pipeline"].append(found)
-            print(
-                f"{workers:7} {found['hemnet']:9.1f} {found['torchvision']:12.1f} "
-                f"{found['ratio']:6.2f}",
-                flush=True,
-            )
+    show(
+        "images per second",
+        ("workers", "hemnet", "torchvision", "ratio"),
+        [
+            (str(row["workers"]), *(f"{row[key]:.1f}" for key in ("hemnet", "torchvision")),
+             f"{row['ratio']:.2f}")
+            for row in results["pipeline"]
+        ],
+    )  # fmt: skip
     results["scenes"] = scenes = measure_scenes(args.rounds)
-    print(
+    console.print(
         f"scenes of 128×128: {scenes['core']:.0f} images per second of one core "
         f"({scenes['wall']:.0f} by the wall clock)"
     )
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    save(args.json, results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ own; in windows that share bases fitted to all of them (`--global-bases`); and a
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from rich.table import Table
 
-from common import console, save
+from common import arguments, parse, save, show
 from hemnet.data.contact_sheet import colour_labels
 from hemnet.data.scene_renderer import Canvas
 from hemnet.data.scenes import COLOURS, GROUNDS, LAMP, SCENES, Lamp, Scene, plan
@@ -42,23 +40,20 @@ WAYS = ("windows", "windows, global bases", "at once")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--model", default="runs/demo")
     parser.add_argument("--mosaics", type=int, default=8)
     parser.add_argument("--rows", type=int, default=6)
     parser.add_argument("--columns", type=int, default=9)
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    model = load_model(args.model)
-    size = (len(SCENES.classes),) * 2
-    confusion = {way: torch.zeros(size, dtype=torch.int64) for way in WAYS}
+    args = parse(parser)
+    model, classes = load_model(args.model), len(SCENES.classes)
+    confusion = {way: torch.zeros(classes, classes, dtype=torch.int64) for way in WAYS}
     for seed in range(args.mosaics):
         image, mask = mosaic(seed, args.rows, args.columns)
-        found = predictions(model, image)
-        for way in WAYS:
-            guess = torch.from_numpy(found[way].astype(np.int64))
-            confusion[way] += confusion_matrix(torch.from_numpy(mask).long(), guess, size[0])
+        for way, found in predictions(model, image).items():
+            pair = (torch.from_numpy(ids.astype(np.int64)) for ids in (mask, found))
+            confusion[way] += confusion_matrix(*pair, classes)
     if args.picture is not None:
         image, mask = mosaic(0, 4, 6)
         draw(image, mask, predictions(model, image), args.picture)
@@ -69,12 +64,11 @@ def main() -> None:
         rows[way] = {"miou": result.miou, "miou_of_things": context}
     pixels = [args.rows * CELL, args.columns * CELL]
     save(args.json, {"mosaics": args.mosaics, "pixels": pixels, "window": CELL, "ways": rows})
-    table = Table(title=f"{args.mosaics} mosaics of {pixels[0]}×{pixels[1]} pixels")
-    for column in ("prediction", "mIoU", "mIoU of things"):
-        table.add_column(column, justify="left" if column == "prediction" else "right")
-    for way, row in rows.items():
-        table.add_row(way, f"{row['miou']:.1f}", f"{row['miou_of_things']:.1f}")
-    console.print(table)
+    show(
+        f"{args.mosaics} mosaics of {pixels[0]}×{pixels[1]} pixels",
+        ("prediction", "mIoU", "mIoU of things"),
+        [(way, f"{r['miou']:.1f}", f"{r['miou_of_things']:.1f}") for way, r in rows.items()],
+    )
 
 
 def mosaic(seed: int, rows: int, columns: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -86,14 +80,14 @@ def mosaic(seed: int, rows: int, columns: int) -> tuple[NDArray[np.uint8], NDArr
     for number in range(rows * columns):
         scene = plan(rng, CELL, CELL)
         lamps = tuple(replace(lamp, lit=bool(lit[lamp.colour])) for lamp in scene.lamps)
-        pixels, labels = paint(rng, Scene(lamps, scene.things), number % columns < columns // 3)
+        pixels, labels = draw_cell(rng, Scene(lamps, scene.things), number % columns < columns // 3)
         top, left = CELL * (number // columns), CELL * (number % columns)
         image[top : top + CELL, left : left + CELL] = pixels.transpose(1, 2, 0)
         mask[top : top + CELL, left : left + CELL] = labels
     return image, mask
 
 
-def paint(
+def draw_cell(
     rng: np.random.Generator, scene: Scene, lamps: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """A cell: only the lamps of a scene, or only its things."""
@@ -112,12 +106,12 @@ def paint(
 @torch.inference_mode()
 def predictions(model: Segmenter, image: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     settings, device, picture = normalisation(model), torch.device("cpu"), Image.fromarray(image)
-    look = EvaluationOptions(window=CELL)
-    grid = window_grid(*image.shape[:2], look.window_size, look.overlap)
-    found = {WAYS[0]: windowed_classes(model, picture, settings, look, device)}
+    wanted = EvaluationOptions(window=CELL)
+    grid = window_grid(*image.shape[:2], wanted.window_size, wanted.overlap)
+    found = {WAYS[0]: windowed_classes(model, picture, settings, wanted, device)}
     bases = fit_global_bases(model, picture, grid, settings, device)
     with using_bases(model, bases):
-        found[WAYS[1]] = windowed_classes(model, picture, settings, look, device)
+        found[WAYS[1]] = windowed_classes(model, picture, settings, wanted, device)
     whole = torch.from_numpy(image).permute(2, 0, 1)[None]
     whole = normalise(whole, settings.mean, settings.std)
     found[WAYS[2]] = model(whole).argmax(1)[0].numpy().astype(np.uint8)

@@ -15,127 +15,91 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 import hemnet
-from common import console, interleave, save
+from common import arguments, console, interleave, parse, save, show
 from hemnet.export.quantise import Calibration, float_nodes, quantise
-from hemnet.export.writers import make_onnx, save_onnx, trace, write_onnx
-from models import CLASSES, SIZE, settle
+from hemnet.export.writers import capture, make_onnx, save_onnx, write_onnx
+from models import CLASSES, SIZE, peers, settle_norms
 
 BAR = 0.75
-Run = Callable[[Tensor], Tensor]
+Engine = Callable[[Tensor], Tensor]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = arguments(__doc__, rounds=7)
     parser.add_argument("--stride", type=int, default=8, choices=(8, 16))
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parse(parser)
     torch.manual_seed(0)
 
-    notes: list[str] = []
-    engines: dict[str, tuple[Run, Tensor]] = {}
+    ours = hemnet.create_model("hemnet", CLASSES, "resnet50", args.stride, zero_init=False).eval()
+    # What is judged, what is exported of it, and the side of its images.
+    networks: dict[str, tuple[nn.Module, nn.Module, int]] = {}
+    others, notes = peers(args.stride) if args.peers else ({}, [])
+    for name, (model, side) in {"hemnet": (ours, SIZE), **others}.items():
+        settle_norms(model)
+        networks[name] = (model, ours.fuse() if model is ours else model, side)
+    engines: dict[str, tuple[Engine, Tensor]] = {}
     errors: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (model, fused, size) in networks(args.stride, args.peers, notes).items():
-            images = torch.randn(1, 3, size, size)
-            with torch.inference_mode():
-                expected = model(images)
-                for engine, (run, given) in variants(
-                    name, model, fused, images, Path(folder), notes
-                ).items():
-                    engines[f"{name} {engine}"] = (run, given)
-                    difference = (run(given) - expected).abs().max() / expected.abs().max()
-                    errors[f"{name} {engine}"] = float(difference)
-        with torch.inference_mode():
-            work = {n: (lambda run=run, x=x: run(x)) for n, (run, x) in engines.items()}
-            times = interleave(work, args.rounds, "engines", warm_up=1)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        for name, (model, fused, side) in networks.items():
+            images = torch.randn(1, 3, side, side)
+            expected = model(images)
+            found = variants(name, model, fused, images, Path(folder), notes)
+            for engine, (run, given) in found.items():
+                engines[f"{name} {engine}"] = (run, given)
+                difference = (run(given) - expected).abs().max() / expected.abs().max()
+                errors[f"{name} {engine}"] = float(difference)
+        work = {n: (lambda run=run, x=x: run(x)) for n, (run, x) in engines.items()}
+        times = interleave(work, args.rounds, "engines", warm_up=1)
     wrong = [n for n, error in errors.items() if not n.endswith("int8") and not error < 1e-3]
     if wrong:
         raise SystemExit(f"these engines do not agree with the eager model: {wrong}")
     rows = {
-        name: {
-            "seconds": times.median(name),
-            "time_over_eager_hemnet": times.ratio(name, "hemnet eager"),
-            "time_over_own_eager": times.ratio(name, f"{name.rsplit(' ', 1)[0]} eager")
-            if not name.startswith("hemnet")
-            else times.ratio(name, "hemnet eager"),
-            "largest_difference": errors[name],
+        f"{name} {engine}": {
+            "seconds": times.median(f"{name} {engine}"),
+            "time_over_eager_hemnet": times.ratio(f"{name} {engine}", "hemnet eager"),
+            "time_over_own_eager": times.ratio(f"{name} {engine}", f"{name} eager"),
+            "largest_difference": errors[f"{name} {engine}"],
         }
-        for name in engines
+        for name in networks
+        for engine in [e.removeprefix(f"{name} ") for e in engines if e.startswith(f"{name} ")]
     }
-    ours = {n: row["time_over_eager_hemnet"] for n, row in rows.items() if n.startswith("hemnet")}
-    best = min(ours, key=lambda name: ours[name])
+    own = {n: row["time_over_eager_hemnet"] for n, row in rows.items() if n.startswith("hemnet")}
+    best = min(own, key=lambda name: own[name])
+    show(
+        f"ResNet-50, stride {args.stride}, {SIZE}×{SIZE}, batch 1, float32, {args.threads} "
+        f"threads, {args.rounds} rounds",
+        ("network and engine", "ms", "of eager HEMNet", "of its own eager", "difference"),
+        [
+            (name, f"{1000 * row['seconds']:.0f}", f"{row['time_over_eager_hemnet']:.3f}",
+             f"{row['time_over_own_eager']:.3f}", f"{row['largest_difference']:.0e}")
+            for name, row in rows.items()
+        ],
+    )  # fmt: skip
+    console.print(f"best HEMNet engine: {best}, {own[best]:.3f} of eager (bar {BAR})")
+    for note in notes:
+        console.print(f"[yellow]{note}[/]")
     result = {
         "rounds": args.rounds,
         "stride": args.stride,
         "engines": rows,
-        "best": {"engine": best, "time_over_eager": ours[best], "bar": BAR},
+        "best": {"engine": best, "time_over_eager": own[best], "bar": BAR},
         "notes": notes,
     }
-    show(result)
     save(args.json, result)
-
-
-def networks(
-    stride: int, peers: bool, notes: list[str]
-) -> dict[str, tuple[nn.Module, nn.Module, int]]:
-    """Name → model, what is exported of it, and the side of its images."""
-    ours = hemnet.create_model("hemnet", CLASSES, "resnet50", stride, zero_init=False).eval()
-    settle(ours)
-    found: dict[str, tuple[nn.Module, nn.Module, int]] = {"hemnet": (ours, ours.fuse(), SIZE)}
-    if not peers:
-        return found
-    if stride == 8:  # the only one it has
-        from torchvision.models.segmentation import deeplabv3_resnet50
-
-        peer = Logits(deeplabv3_resnet50(weights_backbone=None, num_classes=CLASSES).eval())
-        found["torchvision DeepLabV3"] = (peer, peer, SIZE)
-    try:
-        import segmentation_models_pytorch as smp
-
-        peer = smp.DeepLabV3Plus(
-            "resnet50", encoder_weights=None, classes=CLASSES, encoder_output_stride=stride
-        ).eval()
-        name = f"smp {version('segmentation-models-pytorch')} DeepLabV3+"
-        found[name] = (peer, peer, SIZE - 1)
-    except ImportError:
-        notes.append(
-            "segmentation-models-pytorch is not installed and was left out: "
-            "pip install --no-deps segmentation-models-pytorch"
-        )
-    for peer, _, _ in list(found.values())[1:]:
-        settle(peer)
-    return found
-
-
-class Logits(nn.Module):
-    """torchvision's models give a dictionary."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images)["out"]
 
 
 def variants(
     name: str, model: nn.Module, fused: nn.Module, images: Tensor, folder: Path, notes: list[str]
-) -> dict[str, tuple[Run, Tensor]]:
+) -> dict[str, tuple[Engine, Tensor]]:
     """Engine → how it runs, and the images as it likes them."""
-    found: dict[str, tuple[Run, Tensor]] = {"eager": (model, images)}
+    found: dict[str, tuple[Engine, Tensor]] = {"eager": (model, images)}
     if name == "hemnet":
         last = images.contiguous(memory_format=torch.channels_last)
         fast = model.fuse().to(memory_format=torch.channels_last)  # type: ignore[operator]
@@ -150,7 +114,7 @@ def variants(
     path = folder / f"{name.split()[0]}.onnx"
     size = tuple(images.shape[-2:])
     try:
-        write_onnx(trace(fused, (size[0], size[1])), {}, path)
+        write_onnx(capture(fused, (size[0], size[1])), {}, path)
     except Exception as error:
         notes.append(f"{name} cannot be exported: {str(error).splitlines()[0]}")
         return found
@@ -167,18 +131,18 @@ def variants(
 
 def int8_engines(
     fused: nn.Module, images: Tensor, folder: Path, notes: list[str]
-) -> dict[str, tuple[Run, Tensor]]:
+) -> dict[str, tuple[Engine, Tensor]]:
     """The files that `hemnet export --precision int8` would write of these images."""
     try:
         import nncf  # noqa: F401
     except ImportError:
         notes.append("nncf is not installed and int8 was left out")
         return {}
-    found: dict[str, tuple[Run, Tensor]] = {}
+    found: dict[str, tuple[Engine, Tensor]] = {}
     data = Calibration([images], [images], None, "the timed images")
     for engine, signed in (("onnxruntime", True), ("openvino", False)):
         path = folder / f"int8-{engine}.onnx"
-        made = make_onnx(trace(fused, (images.shape[-2], images.shape[-1]), modules=True))
+        made = make_onnx(capture(fused, (images.shape[-2], images.shape[-1]), modules=True))
         ignored = float_nodes(made.model.graph.all_nodes(), fused)
         save_onnx(made, {}, path)
         quantise(path, ignored, data, signed)
@@ -187,7 +151,7 @@ def int8_engines(
     return found
 
 
-def onnxruntime_engine(path: Path) -> Run:
+def onnxruntime_engine(path: Path) -> Engine:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -196,7 +160,7 @@ def onnxruntime_engine(path: Path) -> Run:
     return lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
 
 
-def openvino_engine(path: Path) -> Run:
+def openvino_engine(path: Path) -> Engine:
     import openvino
 
     settings = {
@@ -206,32 +170,6 @@ def openvino_engine(path: Path) -> Run:
     }
     compiled = openvino.Core().compile_model(str(path), "CPU", settings)
     return lambda x: torch.from_numpy(compiled(x.numpy())[0])
-
-
-def show(result: dict[str, Any]) -> None:
-    table = Table(
-        title=f"ResNet-50, stride {result['stride']}, {SIZE}×{SIZE}, batch 1, float32, "
-        f"{torch.get_num_threads()} threads, {result['rounds']} rounds"
-    )
-    for column in ("network and engine", "ms", "of eager HEMNet", "of its own eager", "difference"):
-        table.add_column(column, justify="left" if column.startswith("network") else "right")
-    for name, row in result["engines"].items():
-        table.add_row(
-            name,
-            f"{1000 * row['seconds']:.0f}",
-            f"{row['time_over_eager_hemnet']:.3f}",
-            f"{row['time_over_own_eager']:.3f}",
-            f"{row['largest_difference']:.0e}",
-        )
-    console.width = max(console.width, 100)
-    console.print(table)
-    best = result["best"]
-    console.print(
-        f"best HEMNet engine: {best['engine']}, {best['time_over_eager']:.3f} of eager "
-        f"(bar {best['bar']})"
-    )
-    for note in result["notes"]:
-        console.print(f"[yellow]{note}[/]")
 
 
 if __name__ == "__main__":

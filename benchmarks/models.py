@@ -9,20 +9,17 @@ machine does hits them alike; ratios are medians of per-round ratios.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import hemnet
-from common import console, interleave, save
+from common import arguments, console, interleave, parse, save, show
 
 SIZE = 513
 CLASSES = 21
@@ -30,13 +27,7 @@ CONVOLUTIONS = ((64, 129), (128, 65), (256, 65), (512, 65))  # channels, height 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-
+    args = parse(arguments(__doc__, rounds=7))
     models, notes = variants()
     runs: dict[str, Callable[[], Any]] = {}
     flops: dict[str, int] = {}
@@ -44,10 +35,8 @@ def main() -> None:
         runs[name] = lambda model=model, images=images: model(images)
         flops[name] = flops_of(model, images)
     for channels, side in CONVOLUTIONS:
-        for layout in (torch.contiguous_format, torch.channels_last):
-            name = (
-                f"conv 3×3 {channels} {side}² {'NHWC' if layout == torch.channels_last else 'NCHW'}"
-            )
+        for text, layout in (("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last)):
+            name = f"conv 3×3 {channels} {side}² {text}"
             conv = nn.Conv2d(channels, channels, 3, padding=1).to(memory_format=layout)
             images = torch.randn(1, channels, side, side).contiguous(memory_format=layout)
             runs[name] = lambda conv=conv, images=images: [conv(images) for _ in range(4)]
@@ -68,14 +57,31 @@ def main() -> None:
             "time_over_hemnet": times.ratio(name, "hemnet"),
             "share_of_best_convolution": statistics.median(shares),
         }
+    fastest = statistics.median(best) / 1e9
+    show(
+        f"ResNet-50, stride 8, {SIZE}×{SIZE}, batch 1, float32, {args.threads} threads, "
+        f"{args.rounds} rounds",
+        ("model", "ms", "GFLOP", "GFLOP/s", "time / hemnet", "of best 3×3 conv"),
+        [
+            (name, f"{1000 * row['seconds']:.0f}", f"{row['gflops']:.0f}",
+             f"{row['gflops_per_second']:.0f}", f"{row['time_over_hemnet']:.3f}",
+             f"{row['share_of_best_convolution']:.3f}")
+            for name, row in rows.items()
+        ],
+    )  # fmt: skip
+    console.print(
+        f"best 3×3 convolution: {fastest:.0f} GFLOP/s; fused against unfused: largest relative "
+        f"difference {error:.1e}"
+    )
+    for note in notes:
+        console.print(f"[yellow]{note}[/]")
     result = {
         "rounds": args.rounds,
-        "best_convolution_gflops_per_second": statistics.median(best) / 1e9,
+        "best_convolution_gflops_per_second": fastest,
         "fused_max_relative_error": error,
         "models": rows,
         "notes": notes,
     }
-    show(result)
     save(args.json, result)
 
 
@@ -84,43 +90,59 @@ def variants() -> tuple[dict[str, tuple[nn.Module, Tensor]], list[str]]:
     torch.manual_seed(0)
     images = torch.randn(1, 3, SIZE, SIZE)
     last = images.contiguous(memory_format=torch.channels_last)
-    ours = hemnet.create_model("hemnet", CLASSES, "resnet50", 8).eval()
-    settle(ours)
-    fused = ours.fuse()
+
+    def create(name: str) -> hemnet.Segmenter:
+        return hemnet.create_model(name, CLASSES, "resnet50", 8).eval()
+
+    ours = create("hemnet")
+    settle_norms(ours)
     found: dict[str, tuple[nn.Module, Tensor]] = {
         "hemnet": (ours, images),
-        "hemnet NHWC": (
-            hemnet.create_model("hemnet", CLASSES, "resnet50", 8)
-            .eval()
-            .to(memory_format=torch.channels_last),
-            last,
-        ),
-        "hemnet fused": (fused, images),
+        "hemnet NHWC": (create("hemnet").to(memory_format=torch.channels_last), last),
+        "hemnet fused": (ours.fuse(), images),
         "hemnet fused, NHWC": (ours.fuse().to(memory_format=torch.channels_last), last),
-        "emanet": (hemnet.create_model("emanet", CLASSES, "resnet50", 8).eval(), images),
+        "emanet": (create("emanet"), images),
     }
-    notes = []
-    from torchvision.models.segmentation import deeplabv3_resnet50
-
-    peer = deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=CLASSES).eval()
-    found["torchvision DeepLabV3"] = (peer, images)
-    try:
-        name = f"smp {version('segmentation-models-pytorch')} DeepLabV3+ 512"
-        import segmentation_models_pytorch as smp
-
-        peer = smp.DeepLabV3Plus(
-            "resnet50", encoder_weights=None, classes=CLASSES, encoder_output_stride=8
-        ).eval()
-        found[name] = (peer, torch.randn(1, 3, 512, 512))
-    except (PackageNotFoundError, ImportError):
-        notes.append(
-            "segmentation-models-pytorch is not installed and was left out: "
-            "pip install --no-deps segmentation-models-pytorch"
-        )
+    others, notes = peers(8)
+    for name, (model, side) in others.items():
+        found[name] = (model, torch.randn(1, 3, side, side))
     return found, notes
 
 
-def settle(model: nn.Module) -> None:
+def peers(stride: int) -> tuple[dict[str, tuple[nn.Module, int]], list[str]]:
+    """Other libraries' models with the side of their images, and what could not be had."""
+    found: dict[str, tuple[nn.Module, int]] = {}
+    if stride == 8:  # the only one it has
+        from torchvision.models.segmentation import deeplabv3_resnet50
+
+        peer = deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=CLASSES)
+        found["torchvision DeepLabV3"] = (Logits(peer).eval(), SIZE)
+    try:
+        import segmentation_models_pytorch as smp
+    except ImportError:
+        return found, [
+            "segmentation-models-pytorch is not installed and was left out: "
+            "pip install --no-deps segmentation-models-pytorch"
+        ]
+    peer = smp.DeepLabV3Plus(
+        "resnet50", encoder_weights=None, classes=CLASSES, encoder_output_stride=stride
+    )
+    found[f"smp {version('segmentation-models-pytorch')} DeepLabV3+"] = (peer.eval(), SIZE - 1)
+    return found, []
+
+
+class Logits(nn.Module):
+    """torchvision's models give a dictionary."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images)["out"]
+
+
+def settle_norms(model: nn.Module) -> None:
     """Batch norms as after training; at their start folding would change next to nothing."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -138,34 +160,6 @@ def flops_of(model: nn.Module, images: Tensor) -> int:
 def max_error(one: tuple[nn.Module, Tensor], other: tuple[nn.Module, Tensor]) -> float:
     a, b = one[0](one[1]), other[0](other[1])
     return float((a - b).abs().max() / a.abs().max())
-
-
-def show(result: dict[str, Any]) -> None:
-    table = Table(
-        title=f"ResNet-50, stride 8, {SIZE}×{SIZE}, batch 1, float32, "
-        f"{torch.get_num_threads()} threads, "
-        f"{result['rounds']} rounds"
-    )
-    for column in ("model", "ms", "GFLOP", "GFLOP/s", "time / hemnet", "of best 3×3 conv"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for name, row in result["models"].items():
-        table.add_row(
-            name,
-            f"{1000 * row['seconds']:.0f}",
-            f"{row['gflops']:.0f}",
-            f"{row['gflops_per_second']:.0f}",
-            f"{row['time_over_hemnet']:.3f}",
-            f"{row['share_of_best_convolution']:.3f}",
-        )
-    console.width = max(console.width, 100)
-    console.print(table)
-    console.print(
-        f"best 3×3 convolution: {result['best_convolution_gflops_per_second']:.0f} GFLOP/s; "
-        "fused against unfused: largest relative difference "
-        f"{result['fused_max_relative_error']:.1e}"
-    )
-    for note in result["notes"]:
-        console.print(f"[yellow]{note}[/]")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ heads on features of random crops, which have to be computed for every seed.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 import statistics
@@ -33,25 +32,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
 import hemnet
-from common import console
+from common import PixelLoss, console
 from control_units import AttentionPooling, GridMeans
-from hemnet.data import Augmentation, evaluation_batches, open_dataset, training_batches
+from hemnet.data import Augmentation, Batch, evaluation_batches, open_dataset, training_batches
+from hemnet.data.dataset import Subset
 from hemnet.inference.metrics import Evaluation, confusion_matrix
 from hemnet.nn.geometry import upsample
 from hemnet.nn.heads import HEADS
 from hemnet.nn.heads.attention import AttentionHead
 from hemnet.nn.heads.non_local import NonLocalAttention
-from hemnet.training.config import OptimConfig
-from hemnet.training.optim import lr_at, make_optimizer, set_lr
+from hemnet.training.accelerator import computing
+from hemnet.training.config import OptimConfig, RunConfig, TrainConfig
+from hemnet.training.optim import make_optimizer
 from hemnet.training.setup import freeze_stages
+from hemnet.training.step import TrainingStep
 from stored_features import COARSE, SHORT_SIDES, cut, stored, window_batch
 
-Batch = tuple[Tensor, Tensor]
+Labelled = tuple[Tensor, Tensor]  # images or features, and labels
 OPTIONAL = ("optimizer", "class_weights", "freeze_stages", "short_sides", "leave_out")
 MORE = (8,)  # iterations at evaluation, beside those of training
 
@@ -74,7 +75,7 @@ UNITS: dict[str, Any] = {
 }
 
 
-def options(text: str) -> dict[str, Any]:
+def unit_options(text: str) -> dict[str, Any]:
     def value(text: str) -> Any:
         try:
             return json.loads(text)
@@ -104,17 +105,10 @@ def build(unit: str, classes: int, seed: int, args: argparse.Namespace) -> hemne
     if name == "pspnet":
         model.head = HEADS[name](features, classes, channels=args.channels)
     else:
-        inner = UNITS[name](args.channels, **options(rest))
+        inner = UNITS[name](args.channels, **unit_options(rest))
         model.head = head_around(inner)(features, classes, args.channels)
         model.head.load_state_dict(around.state_dict(), strict=False)
     return model.to(memory_format=torch.channels_last)
-
-
-def part(images: Any, which: list[int]) -> Any:
-    """A data set of some of its images."""
-    some = copy.copy(images)
-    some.pairs = [images.pairs[i] for i in which]
-    return some
 
 
 class FromFeatures(nn.Module):
@@ -145,7 +139,9 @@ def logits_of(model: nn.Module, images: Tensor, labels: Tensor, coarse: int) -> 
 
 
 @torch.inference_mode()
-def features_of(model: hemnet.Segmenter, batches: Iterable[Batch], coarse: int) -> list[Batch]:
+def features_of(
+    model: hemnet.Segmenter, batches: Iterable[Labelled], coarse: int
+) -> list[Labelled]:
     """The same batches as features of the frozen backbone, with every `coarse`-th label."""
     model.eval()
     return [
@@ -168,29 +164,27 @@ def optimization(args: argparse.Namespace) -> OptimConfig:
 
 def train(
     model: nn.Module,
-    batch_of: Callable[[int], Batch],
+    batch_of: Callable[[int], Labelled],
     config: OptimConfig,
     seed: int,
     weights: Tensor | None,
 ) -> float:
     """With a poly schedule; returns the mean loss of the last tenth."""
-    optimizer = make_optimizer(model, config)
-    torch.manual_seed(2000 + seed)  # the same dropout for every unit
+    loss = PixelLoss(weights, partial(logits_of, coarse=COARSE))
     losses = []
-    for step in range(config.steps):
-        images, masks = batch_of(step)
-        set_lr(optimizer, lr_at(step, config))
-        logits = logits_of(model, images, masks, COARSE)
-        loss = F.cross_entropy(logits, masks.long(), weights, ignore_index=255)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    run = RunConfig(device="cpu", seed=seed)
+    with computing(run) as accelerator:
+        whole = TrainConfig(optim=config, run=run)
+        change = TrainingStep(model, loss, make_optimizer(model, config), whole, accelerator)
+        for step in range(config.steps):
+            images, labels = batch_of(step)
+            batch = Batch(images, labels.long(), [])
+            losses.append(float(change(step, iter([batch]))))
     return statistics.mean(losses[-max(1, len(losses) // 10) :])
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, Any]:
+def evaluate(model: nn.Module, batches: list[Labelled], classes: int) -> dict[str, Any]:
     model.eval()
     confusion = torch.zeros(classes, classes, dtype=torch.long)
     for images, masks in batches:
@@ -201,7 +195,7 @@ def evaluate(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, 
     return {"miou": found.miou, "accuracy": found.pixel_accuracy, "iou": iou}
 
 
-def table(runs: list[dict[str, Any]]) -> Table:
+def summary_table(runs: list[dict[str, Any]]) -> Table:
     """Means over seeds, and the paired difference to the plain head with its standard error."""
     shown = Table("unit", "rate", "seeds", "mIoU", "± sd", "− plain", "± se", "accuracy", "loss")
     by_unit: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
@@ -270,9 +264,9 @@ def main() -> None:
         if not held_out:
             parser.error(f"--leave-out {args.leave_out}: no training image has such a name")
     kept = sorted(set(range(len(images))) - set(held_out))
-    learn = part(images, kept)
+    learn = Subset(images, kept)
     if held_out:
-        judge = part(images, held_out)
+        judge = Subset(images, held_out)
     protocol = {
         "data": args.data, "backbone": args.backbone, "stride": args.stride,
         "channels": args.channels, "steps": args.steps, "batch": args.batch, "crop": args.crop,
@@ -291,7 +285,7 @@ def main() -> None:
         runs = [json.loads(line) for line in args.out.read_text().splitlines()]
         other = set(OPTIONAL) - protocol.keys()
         runs = [r for r in runs if protocol.items() <= r.items() and not r.keys() & other]
-    judged: list[Batch] = []
+    judged: list[Labelled] = []
     for seed in args.seeds:
         missing = [u for u in args.units if (u, seed) not in {(r["unit"], r["seed"]) for r in runs}]
         if not missing:
@@ -350,7 +344,7 @@ def main() -> None:
             with args.out.open("a") as lines:
                 lines.write(json.dumps(run, ensure_ascii=False) + "\n")
             console.print(f"{unit} seed {seed}: mIoU {run['miou']:.2f} in {run['seconds']} s")
-    console.print(table([run for run in runs if run["unit"] in args.units]))
+    console.print(summary_table([run for run in runs if run["unit"] in args.units]))
 
 
 if __name__ == "__main__":

@@ -11,28 +11,25 @@ guessing.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hemnet.data import (
-    VOID,
-    Augmentation,
-    Scenes,
-    evaluation_batches,
-    normalise,
-    training_batches,
-)
+from common import PixelLoss, arguments, parse, save, show
+from hemnet.data import Augmentation, Scenes, evaluation_batches, normalise, training_batches
 from hemnet.data.contact_sheet import colour_labels
 from hemnet.data.scenes import FIRST_THING, SCENES
+from hemnet.inference.metrics import class_iou, confusion_matrix
 from hemnet.nn.attention import HighwayEMAttention
 from hemnet.nn.geometry import upsample
+from hemnet.training.accelerator import computing
+from hemnet.training.config import RunConfig, TrainConfig
+from hemnet.training.step import TrainingStep
 
 CLASSES = len(SCENES.classes)
 
@@ -98,30 +95,29 @@ class Network(nn.Module):
 def train(variant: str, steps: int, size: int, seed: int, batch_size: int = 16) -> nn.Module:
     torch.manual_seed(seed)
     network = Network(variant)
-    optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=1e-4)
+    groups = [{"params": list(network.parameters()), "multiple": 1.0}]
+    optimizer = torch.optim.AdamW(groups, 3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     scenes = Scenes("train", size=size, length=steps * batch_size)
     augmentation = Augmentation(crop=(size, size), scale=(1.0, 1.0))
     batches = training_batches(scenes, augmentation, batch_size=batch_size, seed=seed)
-    for _, batch in zip(range(steps), batches, strict=False):
-        loss = F.cross_entropy(network(batch.images), batch.masks, ignore_index=VOID)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+    config = TrainConfig(run=RunConfig(device="cpu", seed=seed))
+    loss = PixelLoss()
+    with computing(config.run) as accelerator:
+        change = TrainingStep(network, loss, optimizer, config, accelerator)
+        for step, batch in zip(range(steps), batches, strict=False):
+            change.backward(step, [batch], float(loss.total(batch.masks)))
+            change.update(schedule.get_last_lr()[0])
+            schedule.step()
     return network.eval()
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, size: int, length: int) -> dict[str, object]:
-    confusion = torch.zeros(CLASSES, CLASSES, dtype=torch.float64)  # true, predicted
-    scenes = Scenes("val", size=size, length=length)
-    for batch in evaluation_batches(scenes, batch_size=20):
-        known = batch.masks != VOID
-        pairs = batch.masks[known] * CLASSES + network(batch.images).argmax(1)[known]
-        confusion += torch.bincount(pairs, minlength=CLASSES**2).view(CLASSES, CLASSES)
-    right = confusion.diag()
-    iou = 100 * right / (confusion.sum(0) + confusion.sum(1) - right).clamp(min=1)
+def evaluate(network: nn.Module, size: int, length: int) -> dict[str, Any]:
+    confusion = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
+    for batch in evaluation_batches(Scenes("val", size=size, length=length), batch_size=20):
+        confusion += confusion_matrix(batch.masks, network(batch.images).argmax(1), CLASSES)
+    iou = class_iou(confusion)
     things = confusion[FIRST_THING:, FIRST_THING:]
     pairs = things.view(3, 2, 3, 2)  # colour, state, predicted colour, predicted state
     same_colour = torch.stack([pairs[c, :, c] for c in range(3)]).sum(0)  # state, predicted state
@@ -160,38 +156,36 @@ def draw(networks: dict[str, nn.Module], size: int, path: Path, count: int = 5) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--val", type=int, default=200, help="number of validation scenes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path, help="draw what the networks see, as a PNG")
-    args = parser.parse_args()
-    results: dict[str, dict[str, object]] = {}
+    args = parse(parser)
+    results: dict[str, dict[str, Any]] = {}
     networks: dict[str, nn.Module] = {}
-    print(f"{'variant':10} {'parameters':>10} {'local IoU':>10} {'context IoU':>12} {'state':>7}")
     for variant in args.variants:
         start = time.perf_counter()
-        network = train(variant, args.steps, args.size, args.seed)
+        network = networks[variant] = train(variant, args.steps, args.size, args.seed)
         found = evaluate(network, args.size, args.val)
         count = sum(p.numel() for p in network.parameters())
-        found |= {"parameters": count, "seconds": time.perf_counter() - start}
-        results[variant], networks[variant] = found, network
-        print(
-            f"{variant:10} {count:10,} {found['local_miou']:9.1f}% {found['context_miou']:11.1f}% "
-            f"{found['state_accuracy']:6.1f}%   ({found['seconds']:.0f} s)",
-            flush=True,
-        )
+        results[variant] = found | {"parameters": count, "seconds": time.perf_counter() - start}
+    show(
+        f"scenes of {args.size}×{args.size}, {args.steps} steps",
+        ("variant", "parameters", "local IoU", "context IoU", "state", "seconds"),
+        [
+            (name, f"{row['parameters']:,}",
+             *(f"{row[key]:.1f}%" for key in ("local_miou", "context_miou", "state_accuracy")),
+             f"{row['seconds']:.0f}")
+            for name, row in results.items()
+        ],
+    )  # fmt: skip
     if args.figure:
         draw(networks, args.size, args.figure)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        settings = {"steps": args.steps, "size": args.size, "val": args.val, "seed": args.seed}
-        args.json.write_text(
-            json.dumps({"settings": settings, "variants": results}, indent=1) + "\n"
-        )
+    settings = {"steps": args.steps, "size": args.size, "val": args.val, "seed": args.seed}
+    save(args.json, {"settings": settings, "variants": results})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import threading
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import hemnet
-from hemnet.app import drawing
-from hemnet.app.answers import Answers, Wishes
-from hemnet.app.explore import Explorer, Seen, distinct, explained, step_text
+from hemnet.app.answers import Answers, Query
+from hemnet.app.explore import Explorer, OpenImage
 from hemnet.app.limits import Limits, read_upload, safe_stem, shown_name
+from hemnet.app.page import facts
 from hemnet.app.samples import samples
 from hemnet.app.sessions import Sessions
 from hemnet.cli.app import add_arguments
@@ -25,11 +26,12 @@ from hemnet.data.scenes import SCENES
 from hemnet.errors import UserError
 from hemnet.export.writers import export_model
 from hemnet.inference.exported_model import ExportedModel
-from hemnet.inspection.attention import look
+from hemnet.inspection.em_trace import EMTrace, step_text, trace_unit
 from hemnet.nn.geometry import Placement
 from support import ROOT, tiny_data
 from support.command_line import run
 from support.explorers import CLASSES, answers, build, explorer
+from support.recording import RecordingSolver
 from support.tiny_data import head_of_a_png
 
 
@@ -55,123 +57,127 @@ def test_the_models_own_settings_are_what_the_model_does(
     name: str, options: dict[str, Any]
 ) -> None:
     this, image = explorer(name, **options), picture()
-    seen = this.see(image, "x")
-    expected = look(this.model, torch.from_numpy(np.array(image)).permute(2, 0, 1))
-    assert np.array_equal(seen.classes, this.model.predict(image))
-    assert torch.equal(seen.features, expected.features)
-    own = this.solve(seen)
-    assert own.iterations == len(expected.responsibilities)
-    for t in range(1, own.iterations + 1):
-        gamma = own.responsibilities(seen.x, t)
-        torch.testing.assert_close(
-            gamma.T.unflatten(1, seen.grid), expected.responsibilities[t - 1]
-        )
-        rebuilt = own.rebuilt(gamma, t).T.unflatten(1, seen.grid)
-        torch.testing.assert_close(rebuilt, expected.rebuilt[t - 1])
+    opened = this.open(image, "x")
+    assert np.array_equal(opened.classes, this.model.predict(image))
+    own = this.solve(opened)
+    assert own.iterations == this.unit.current_iterations
+    this.unit.solver = recorder = RecordingSolver()
+    this.model.predict(image)
+    torch.testing.assert_close(own.bases[-1], recorder.results[-1].bases)
 
 
 def test_other_iterations_and_step_sizes_are_solved_from_the_same_features() -> None:
     this = explorer(kernel="rbf", variance=0.5)
-    seen = this.see(picture(), "x")
-    solution = this.solve(seen, 7, 0.2)
-    start = this.unit.starting_bases(seen.x)
-    steps = list(hemnet.trace(seen.x, start, 7, 0.2, 0.5, "rbf"))
-    expected = [float(step.elbo) / seen.x.shape[1] for step in steps]
-    assert solution.bound[1:] == pytest.approx(expected, rel=1e-5)
-    assert len(solution.bound) == 8
-    assert sorted(solution.bound) == list(solution.bound)  # with this kernel it never falls
-    torch.testing.assert_close(solution.bases[-1], steps[-1].bases)
+    image = this.open(picture(), "x")
+    trace, x = this.solve(image, 7, 0.2), image.features.flatten(2).mT
+    steps = list(hemnet.trace(x, this.unit.starting_bases(x), 7, 0.2, 0.5, "rbf"))
+    expected = [float(step.elbo) / x.shape[1] for step in steps]
+    assert trace.bound[1:] == pytest.approx(expected, rel=1e-5)
+    assert len(trace.bound) == 8
+    assert sorted(trace.bound) == list(trace.bound)  # with this kernel it never falls
+    torch.testing.assert_close(trace.bases[-1], steps[-1].bases)
+    gamma = trace.responsibilities(7)[0].flatten(1).T
+    torch.testing.assert_close(gamma, steps[-1].responsibilities[0])
+    rebuilt = trace.rebuilt(7)[0].flatten(1).T
+    torch.testing.assert_close(rebuilt, (steps[-1].responsibilities @ steps[-1].bases)[0])
 
 
 def test_emanets_unit_has_no_bound_and_full_steps_only() -> None:
     this = explorer("emanet")
-    seen = this.see(picture(), "x")
+    image = this.open(picture(), "x")
     assert not this.has_steps
-    assert this.solve(seen, 4, 0.1).how.steps == (1.0,) * 4
-    assert this.solve(seen).bound == ()
+    assert this.solve(image, 4, 0.1).plan.steps == (1.0,) * 4
+    assert this.solve(image).bound == ()
 
 
-@pytest.mark.parametrize("wish", [(0, 0.5), (17, 0.5), (3, 0.0), (3, 1.5), (3, float("nan"))])
-def test_refuses_settings_that_make_no_sense(wish: tuple[int, float]) -> None:
+@pytest.mark.parametrize("settings", [(0, 0.5), (17, 0.5), (3, 0.0), (3, 1.5), (3, float("nan"))])
+def test_refuses_settings_that_make_no_sense(settings: tuple[int, float]) -> None:
     this = explorer()
     with pytest.raises(UserError, match="expected a number"):
-        this.solve(this.see(picture(), "x"), *wish)
+        this.solve(this.open(picture(), "x"), *settings)
 
 
-def test_looking_leaves_nothing_behind_in_the_model() -> None:
+def test_opening_an_image_leaves_nothing_behind_in_the_model() -> None:
     this = explorer()
-    this.see(picture(), "x")
-    assert not this.unit.scale._forward_hooks
+    this.open(picture(), "x")
+    assert not this.unit._forward_pre_hooks
     broken = explorer()
     broken.model.head.classifier = None
     with pytest.raises(TypeError):
-        broken.see(picture(), "x")
-    assert not broken.unit.scale._forward_hooks
+        broken.open(picture(), "x")
+    assert not broken.unit._forward_pre_hooks
 
 
-def test_looks_at_the_same_time_do_not_mix() -> None:
+def test_images_opened_at_the_same_time_do_not_mix() -> None:
     this = explorer()
     pictures = [picture(72 + 16 * (i % 3), 56, seed=i) for i in range(6)]
-    alone = [this.see(image, "x") for image in pictures]
-    found: dict[int, Seen] = {}
+    alone = [this.open(image, "x") for image in pictures]
+    found: dict[int, OpenImage] = {}
 
     def work(number: int) -> None:
         for _ in range(3):
-            found[number] = this.see(pictures[number], "x")
+            found[number] = this.open(pictures[number], "x")
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(pictures))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for i, seen in enumerate(alone):
-        assert torch.equal(seen.features, found[i].features)
-        assert np.array_equal(seen.classes, found[i].classes)
+    for i, image in enumerate(alone):
+        assert torch.equal(image.features, found[i].features)
+        assert np.array_equal(image.classes, found[i].classes)
 
 
 def test_a_pixel_of_the_file_has_its_place_everywhere() -> None:
-    seen = Seen(
+    image = OpenImage(
         "x",
         picture(50, 40),
         (100, 80),
         np.zeros((40, 50), np.uint8),
-        torch.zeros(3, 4, 5),
+        torch.zeros(1, 3, 4, 5),
         Placement(10, 4.5),
     )
-    assert seen.pixel(0, 0) == (0, 0)
-    assert seen.pixel(99, 79) == (49, 39)
-    assert seen.position(0, 0) == 0
-    assert seen.position(99, 0) == 4
-    assert seen.position(99, 79) == 19
-    assert seen.position(45, 25) == 5 + 2
+    assert image.pixel(0, 0) == (0, 0)
+    assert image.pixel(99, 79) == (39, 49)
+    assert image.position(0, 0) == (0, 0)
+    assert image.position(99, 0) == (0, 4)
+    assert image.position(99, 79) == (3, 4)
+    assert image.position(45, 25) == (1, 2)
     for place in ((-1, 0), (100, 0), (0, 80)):
         with pytest.raises(UserError, match="outside the image: x goes from 0 to 99"):
-            seen.position(*place)
+            image.position(*place)
 
 
 def test_main_class_of_a_basis() -> None:
     this = explorer()
     classes = np.zeros((40, 60), np.uint8)
     classes[:, 30:] = 2
-    seen = Seen("x", picture(60, 40), (60, 40), classes, torch.zeros(8, 2, 6), Placement(10, 4.5))
-    gamma = torch.zeros(12, 5)
-    gamma[0, 0] = gamma[6, 0] = 1  # left
-    gamma[5, 1] = 3  # right
-    gamma[0, 2], gamma[3, 2] = 0.25, 0.75
-    found = this.main_class(seen, gamma)
+    features, place = torch.zeros(1, 8, 2, 6), Placement(10, 4.5)
+    image = OpenImage("x", picture(60, 40), (60, 40), classes, features, place)
+    gamma = torch.zeros(5, 2, 6)
+    gamma[0, 0, 0] = gamma[0, 1, 0] = 1  # left
+    gamma[1, 0, 5] = 3  # right
+    gamma[2, 0, 0], gamma[2, 0, 3] = 0.25, 0.75
+    found = this.main_classes(image, gamma)
     assert found[0] == (0, 1.0)
     assert found[1] == (2, 1.0)
     assert found[2] == (2, 0.75)
 
 
 def test_how_much_the_rebuilt_features_explain() -> None:
-    x = torch.randn(50, 3)
-    assert explained(x, x) == pytest.approx(1)
-    assert explained(x, x.mean(0).expand_as(x)) == pytest.approx(0, abs=1e-6)
-    assert explained(x, -x) < 0
+    unit = explorer(kernel="rbf", variance=0.01).unit
+    # Eight directions, each twice; with five bases three of them are rebuilt as the bases' mean.
+    features = torch.eye(8)[None, :, :, None].repeat(1, 1, 1, 2)
+    for bases, expected in ((features[0, :, :5, 0].T, 1 - 3.6 / 7), (torch.ones(5, 8) / 8, 0.0)):
+        plan = unit.plan(1)._replace(steps=(1e-9,))
+        found = EMTrace(features, plan, (bases[None], bases[None]), ())
+        assert found.explained(1) == pytest.approx(expected, abs=1e-3)
+    assert found.is_global_mean(1)
+    worse = EMTrace(features, plan, (bases[None], -9 * bases[None]), ())
+    assert worse.explained(1) < 0
+    assert trace_unit(unit, features, 2).iterations == 2
     assert step_text((0.5, 0.5)) == "0.5"
     assert step_text(torch.tensor([0.9, 0.25])) == "0.9, 0.25"
-    assert distinct(torch.eye(4)[:, :3], (2, 2), 2) == [0, 1]
 
 
 # What users give
@@ -244,23 +250,24 @@ def test_names_of_files_are_harmless() -> None:
 # Sessions
 
 
-def seen_of(bytes_: int) -> Seen:
-    return Seen("x", picture(1, 1), (1, 1), np.zeros((1, bytes_ - 3), np.uint8), None, Placement())
+def image_of(size: int) -> OpenImage:
+    classes = np.zeros((1, size - 3), np.uint8)
+    return OpenImage("x", picture(1, 1), (1, 1), classes, None, Placement())
 
 
 def test_sessions_are_apart_and_the_unused_go_first() -> None:
     sessions = Sessions(memory=300)
-    images = [seen_of(100) for _ in range(4)]
-    for key, seen in zip("abc", images, strict=False):
-        sessions.begin(key, seen)
-    assert sessions.get("a").seen is images[0]  # and now "b" is the oldest
+    images = [image_of(100) for _ in range(4)]
+    for key, image in zip("abc", images, strict=False):
+        sessions.begin(key, image)
+    assert sessions.get("a").image is images[0]  # and now "b" is the oldest
     sessions.begin("d", images[3])
-    assert [sessions.get(key).seen for key in "acd"] == [images[0], images[2], images[3]]
+    assert [sessions.get(key).image for key in "acd"] == [images[0], images[2], images[3]]
     with pytest.raises(UserError, match="Choose an image again"):
         sessions.get("b")
-    sessions.begin("a", seen_of(250))  # replaces, and pushes out
+    sessions.begin("a", image_of(250))  # replaces, and pushes out
     assert len(sessions) == 1
-    sessions.begin("b", seen_of(900))  # one image always has room
+    sessions.begin("b", image_of(900))  # one image always has room
     assert len(sessions) == 1
     sessions.end("b")
     sessions.end("b")
@@ -282,7 +289,7 @@ def test_an_image_is_drawn_with_its_classes(tmp_path: Path) -> None:
     assert found.stage.count("data:image/") == 2
     classes = these.explorer.model.predict(path)
     for k in np.unique(classes):
-        assert drawing.escape(CLASSES[k]) in found.legend
+        assert escape(CLASSES[k]) in found.legend
     assert "<b>road</b>" not in found.legend + found.view.maps
     view = found.view
     assert len(view.bases) == 5
@@ -312,39 +319,41 @@ def test_a_large_image_is_made_smaller_and_says_so(tmp_path: Path) -> None:
     assert "Seen at 200×100" in found.status
     with Image.open(io.BytesIO(these.class_map("me")[1])) as file:
         assert file.size == (200, 100)
-    assert "Pixel (499, 249)" in these.view("me", Wishes(place=(499, 249))).bars
+    assert "Pixel (499, 249)" in these.view("me", Query(place=(499, 249))).bars
     with pytest.raises(UserError, match="outside the image"):
-        these.view("me", Wishes(place=(500, 0)))
+        these.view("me", Query(place=(500, 0)))
 
 
-def test_wishes_are_answered(tmp_path: Path) -> None:
+def test_queries_are_answered(tmp_path: Path) -> None:
     these = answers(tmp_path, step_size=0.5)
     these.sample("me", 0)
-    view = these.view("me", Wishes(9, 0.25, 4, [2, 1], (3, 4)))
-    assert (view.solution.iterations, view.solution.how.steps[0], view.shown) == (9, 0.25, 4)
+    view = these.view("me", Query(9, 0.25, 4, [2, 1], (3, 4)))
+    plan = these.sessions.get("me").trace.plan
+    assert (view.iterations, plan.steps[0], view.shown) == (9, 0.25, 4)
     assert view.bases == (2, 1)
     assert view.maps.count("<figure>") == 4
     assert view.maps.index("basis 2") < view.maps.index("basis 1")
     assert view.chart.count("<circle") == 10
-    assert "the model&#x27;s own: η 0.5, 3 iterations" in view.chart
+    assert "the model&#39;s own: η 0.5, 3 iterations" in view.chart
     assert "shown: 4" in view.chart
     assert set(view.listed) <= set(range(1, 6))
     assert "basis" in view.bars
-    assert these.view("me", Wishes(9, 0.25, 99)).shown == 9
-    again = these.view("me", Wishes(3, 0.5))  # the model's own
-    assert again.solution is these.sessions.get("me").own
+    assert these.view("me", Query(9, 0.25, 99)).shown == 9
+    again = these.view("me", Query(3, 0.5))  # the model's own
+    assert again.iterations == these.sessions.get("me").own.iterations == 3
     assert "the model" not in again.chart
     with pytest.raises(UserError, match="bases 1 to 5"):
-        these.view("me", Wishes(bases=[6]))
-    assert "Choose bases" in these.view("me", Wishes(bases=[])).maps
+        these.view("me", Query(bases=[6]))
+    assert "Choose bases" in these.view("me", Query(bases=[])).maps
 
 
 def test_the_bars_are_the_responsibilities_of_the_place(tmp_path: Path) -> None:
     these = answers(tmp_path)
     these.sample("me", 0)
-    view = these.view("me", Wishes(shown=2, place=(20, 30)))
+    view = these.view("me", Query(shown=2, place=(20, 30)))
     session = these.sessions.get("me")
-    gamma = session.own.responsibilities(session.seen.x, 2)[session.seen.position(20, 30)]
+    row, column = session.image.position(20, 30)
+    gamma = session.own.responsibilities(2)[0, :, row, column]
     widths = [float(w) for w in re.findall(r"width:([\d.]+)%", view.bars)]
     expected = [100 * float(gamma[k - 1]) for k in view.listed]
     assert widths[: len(expected)] == pytest.approx(expected, abs=0.06)
@@ -358,7 +367,7 @@ def test_models_without_an_em_unit_say_why_there_is_nothing(tmp_path: Path) -> N
     assert "data:image/" in found.stage
     assert (found.view.maps, found.view.chart) == ("", "")
     assert "This model is a fcn: it has no EM unit" in these.explorer.why_no_unit
-    assert "Pixel (3, 4)" in these.view("me", Wishes(place=(3, 4))).bars
+    assert "Pixel (3, 4)" in these.view("me", Query(place=(3, 4))).bars
     assert answers(tmp_path).explorer.why_no_unit == ""
 
 
@@ -367,8 +376,8 @@ def test_exported_files_segment(tmp_path: Path) -> None:
     export_model(model, out, "torch")
     this = Explorer(ExportedModel(out, trust=True), torch.device("cpu"))
     assert "exported file gives only its result" in this.why_no_unit
-    assert "exported file model.pt2" in drawing.header(this)
-    assert np.array_equal(this.see(picture(), "x").classes, model.predict(picture()))
+    assert "exported file model.pt2" in facts(this)[0]
+    assert np.array_equal(this.open(picture(), "x").classes, model.predict(picture()))
 
 
 def test_more_than_256_classes_and_step_sizes_for_each_iteration(tmp_path: Path) -> None:
@@ -379,9 +388,10 @@ def test_more_than_256_classes_and_step_sizes_for_each_iteration(tmp_path: Path)
     found = these.sample("me", 0)
     with Image.open(io.BytesIO(these.class_map("me")[1])) as file:
         assert file.mode == "I;16"
-    assert "η 0.9, 0.4, 0.2" in drawing.header(these.explorer)
+    assert "η 0.9, 0.4, 0.2" in facts(these.explorer)[-1]
     assert "η 0.9, 0.4, 0.2" in found.view.chart
-    kept = these.view("me", Wishes(5, None)).solution.how.steps
+    these.view("me", Query(5, None))
+    kept = these.sessions.get("me").trace.plan.steps
     assert kept == pytest.approx((0.9, 0.4, 0.2, 0.2, 0.2))
 
 
@@ -451,10 +461,10 @@ def test_the_command_of_the_space_is_a_command() -> None:
 def test_a_unit_that_is_a_global_mean_says_so(tmp_path: Path) -> None:
     mean = answers(tmp_path, variance=1e6)  # far above the features' own variance
     mean.sample("me", 0)
-    assert "no more than a global mean" in mean.view("me", Wishes()).maps
+    assert "no more than a global mean" in mean.view("me", Query()).maps
     groups = answers(tmp_path, variance=1e-3, kernel="rbf")
     groups.sample("me", 0)
-    assert "global mean" not in groups.view("me", Wishes()).maps
+    assert "global mean" not in groups.view("me", Query()).maps
 
 
 def test_a_run_shows_images_that_it_validates_on(

@@ -569,8 +569,8 @@ def test_user_errors_are_refusals(here: Answers, monkeypatch: pytest.MonkeyPatch
 
 def test_step_sizes_of_each_iteration_can_be_kept(here: Answers, tmp_path: Path) -> None:
     one = ask(here, "GET", "/").body.decode()
-    assert re.search(r'id="keep" class="tick" hidden><input type="checkbox" >', one)
+    assert re.search(r'id="keep" class="tick" hidden><input type="checkbox">', one)
     these = answers(tmp_path, step_size=[0.9, 0.4, 0.2])
     several = ask(these, "GET", "/").body.decode()
-    assert re.search(r'id="keep" class="tick" ><input type="checkbox" checked>', several)
+    assert re.search(r'id="keep" class="tick"><input type="checkbox" checked>', several)
     assert "own step sizes: 0.9, 0.4, 0.2" in several

@@ -45,18 +45,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-class HerePool:
+def outcomes_here(
+    cells: Any, out: Path, count: int, signals: Any
+) -> Iterator[tuple[str, str | None]]:
     """A study's runs in this process: workers take seconds to start."""
-
-    def __init__(self, count: int, out: Path) -> None:
-        self.out, self.data = out, {}
-
-    def run(self, cells: Any, signals: Any) -> Iterator[tuple[str, str | None]]:
-        for cell in cells:
-            yield cell.name, grid.run_cell(cell, self.out, self.data)
-
-    def close(self) -> None:
-        pass
+    for cell in cells:
+        yield cell.name, grid.run_cell(cell, out)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
@@ -71,7 +65,7 @@ def test_blocks_run_from_top_to_bottom(
         assert any(old in block.text for block in page if block.language == "python"), old
     furnish(world, tmp_path, (ROOT / name).read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grid, "WorkerPool", HerePool)
+    monkeypatch.setattr(grid, "outcomes", outcomes_here)
     names: dict[str, Any] = {}
     for block in page:
         try:

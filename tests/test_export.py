@@ -316,10 +316,10 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import torch
-from hemnet.export.writers import WRITERS, trace
+from hemnet.export.writers import WRITERS, capture
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # the disk is full after so many bytes
 try:
-    WRITERS["torch"](trace(torch.nn.Conv2d(3, 64, 3, padding=1)), {}, Path(sys.argv[1]))
+    WRITERS["torch"](capture(torch.nn.Conv2d(3, 64, 3, padding=1)), {}, Path(sys.argv[1]))
 except OSError as error:
     print("said:", error.strerror)
 """
@@ -365,7 +365,7 @@ def test_graphs_of_every_family_stay_small(name: str) -> None:
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.backbone(images)[-1]
 
-    program = export.trace(Deepest().eval())
+    program = export.capture(Deepest().eval())
     values = [node.meta.get("val") for node in program.graph.nodes]
     shapes = [str(side) for v in values if isinstance(v, torch.Tensor) for side in v.shape]
     assert len(values) < 2000

@@ -14,7 +14,13 @@ from torch import nn
 import hemnet
 from hemnet.errors import UserError
 from hemnet.export.calibration import calibration_data
-from hemnet.export.quantise import Calibration, Loss, float_nodes, measure, refuse_above
+from hemnet.export.quantise import (
+    AccuracyDrop,
+    Calibration,
+    float_nodes,
+    measure_drop,
+    refuse_above,
+)
 from hemnet.export.writers import export_as
 from hemnet.inference.exported_model import ExportedModel, openvino_core
 from support import tiny_data
@@ -184,11 +190,11 @@ def test_losses() -> None:
     label[:, :4] = 1
     label[0] = 255
     data = Calibration(images, images, [label, label], "x")
-    loss = measure(Constant(4), Constant(5), data)
+    loss = measure_drop(Constant(4), Constant(5), data)
     assert (loss.metric, loss.before) == ("mIoU", 100)
     assert loss.after == pytest.approx(100 * (4 / 5 + 5 / 6) / 2)
-    loss = measure(Constant(4), Constant(5), Calibration(images, images, None, "x"))
-    assert loss == Loss("agreement", 100, pytest.approx(90), 2)
+    loss = measure_drop(Constant(4), Constant(5), Calibration(images, images, None, "x"))
+    assert loss == AccuracyDrop("agreement", 100, pytest.approx(90), 2)
     refuse_above(loss, 10, accurate=False)
     with pytest.raises(UserError, match=r"10\.00 points are lost, at most 9 are accepted"):
         refuse_above(loss, 9, accurate=False)

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import hemnet
+from hemnet.data import normalise
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
 from hemnet.inference.metrics import class_iou, confusion_matrix
 from hemnet.inference.open_model import load_model
 from hemnet.inference.options import EvaluationOptions
-from hemnet.inspection.em_trace import find_unit, most_distinct, spread_out, trace_unit
+from hemnet.inspection.attention import most_distinct
+from hemnet.inspection.em_trace import analyse, find_unit, spread_out, trace_unit
 from hemnet.report import write_report
 from hemnet.report.charts import Series, line_chart, smooth, ticks
 from hemnet.report.contents import gather
@@ -128,12 +130,32 @@ def test_pictures_and_captions_are_of_one_prediction(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     model, options = load_model(run), EvaluationOptions(flip=True, scales=(0.5,))
     found = evaluate(model, SCENES, options)
-    contents = gather(RunFolder(run), SCENES, found, options, torch.device("cpu"))
+    contents = gather(RunFolder(run), SCENES, found, torch.device("cpu"))
     for example, score in contents.examples:
         index = next(i for i in range(len(SCENES)) if SCENES.id(i) == example.id)
         labels = SCENES.read(index)[1]
         shown = confusion_matrix(labels, example.prediction, SCENES.num_classes)
         assert float(class_iou(shown).nanmean()) == pytest.approx(score.miou)
+
+
+def test_without_an_evaluation_the_examples_are_seen_as_the_run_validates(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text + "validation: {scales: [0.5], iterations: 7}\n")
+    contents = gather(RunFolder(run), SCENES, None, torch.device("cpu"))
+    assert contents.unit is not None
+    assert contents.unit.iterations == 7
+    options = EvaluationOptions(scales=(0.5,), iterations=7)
+    scores = {image.id: image.miou for image in evaluate(load_model(run), SCENES, options).images}
+    assert all(scores[image.id] == pytest.approx(image.miou) for _, image in contents.examples)
+
+
+def test_the_maps_are_those_of_the_evaluations_iterations(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    found = evaluate(load_model(run), SCENES, EvaluationOptions(iterations=2))
+    text, page = read(write_report(run, SCENES, found))
+    assert page.pictures == 6 * 4 + 1 + 5 * 2
+    assert "the model stops at 2" in text
 
 
 def test_metrics_of_other_classes_are_left_out(tmp_path: Path) -> None:
@@ -148,19 +170,20 @@ def test_metrics_of_other_classes_are_left_out(tmp_path: Path) -> None:
 def test_the_unit_is_traced_as_it_runs() -> None:
     model = hemnet.create_model("hemnet", 3, "test_resnet", 16, channels=8, bases=5, kernel="rbf")
     model.eval()
-    images = torch.randn(2, 3, 64, 48)
-    found = trace_unit(model, images, further=6)
-    assert found is not None
-    unit = find_unit(model)
+    pixels = torch.randint(0, 256, (2, 3, 64, 48), dtype=torch.uint8)
+    analysis, unit = analyse(model, pixels), find_unit(model)
     assert unit is not None
+    own, longer = (trace_unit(unit, analysis.features, n) for n in (None, 6))
+    images = normalise(pixels, model.config.mean, model.config.std)
     x = model.head.reduce(model.backbone(images)[-1])[..., :4, :3]  # without the padding
     flat = unit.scale(unit.conv_in(x)).flatten(2).mT
     direct = hemnet.highway_em(flat, unit.starting_bases(flat), 3, 0.5, unit.variance, "rbf")
     expected = direct.responsibilities.mT.reshape(2, 5, *x.shape[2:])
-    torch.testing.assert_close(found.responsibilities[-1], expected)
-    assert len(found.responsibilities) == 3
-    assert len(found.bound) == 7
-    assert found.bound == sorted(found.bound)  # with rbf it never falls
+    torch.testing.assert_close(own.responsibilities(3), expected)
+    torch.testing.assert_close(longer.responsibilities(3), expected)
+    assert own.iterations == 3
+    assert len(longer.bound) == 7
+    assert list(longer.bound) == sorted(longer.bound)  # with rbf it never falls
 
 
 def test_distinct_bases_are_chosen_before_copies() -> None:
@@ -191,11 +214,11 @@ def test_ticks_of_one_value() -> None:
 
 def test_charts() -> None:
     drawn = line_chart(
-        [Series("a", [1, 2, 3], [1.0, float("nan"), 3.0], dots=True)], x_label="s", y_label="<y>"
+        [Series([1, 2, 3], [1.0, float("nan"), 3.0], dots=True)], x_label="s", y_label="<y>"
     )
     assert drawn.count("<circle") == 2
     assert "&lt;y&gt;" in drawn
-    assert line_chart([Series("a", [], [])], x_label="x", y_label="y") == ""
+    assert line_chart([Series([], [])], x_label="x", y_label="y") == ""
     assert smooth([3.0] * 90) == pytest.approx([3.0] * 90)
-    assert list(spread_out(10, 4)) == [0, 3, 6, 9]
-    assert list(spread_out(3, 6)) == [0, 1, 2]
+    assert spread_out(10, 4) == [0, 3, 6, 9]
+    assert spread_out(3, 6) == [0, 1, 2]

@@ -12,7 +12,7 @@ from hemnet.data import Batch
 from hemnet.em import EMResult, highway_em, r_step
 from hemnet.errors import UserError
 from hemnet.inspection.gradient_flow import effective_weights, gradient_flow, model_gradient_flow
-from hemnet.study.gradients import measure
+from hemnet.study.gradients import measure_flow
 from hemnet.training.config import LossConfig
 from hemnet.training.loss import SegmentationLoss
 from support.recording import RecordingSolver
@@ -141,9 +141,9 @@ def test_no_gradient_reaches_emanets_features():
 def test_a_unit_that_adds_nothing_yet_has_no_gradient_to_measure():
     batch = Batch(torch.randn(2, 3, 32, 32), torch.randint(0, 3, (2, 32, 32)), ["a", "b"])
     loss = SegmentationLoss(LossConfig(), 3)
-    assert measure(tiny_model(gain=0.3, zero_init=None).train(), loss, [batch])["total"] > 0
+    assert measure_flow(tiny_model(gain=0.3, zero_init=None).train(), loss, [batch])["total"] > 0
     with pytest.raises(UserError, match="adds nothing to its input yet"):
-        measure(tiny_model(zero_init=None).train(), loss, [batch])
+        measure_flow(tiny_model(zero_init=None).train(), loss, [batch])
 
 
 def test_a_model_without_em_is_refused():

@@ -12,9 +12,9 @@ import torch
 from hemnet.data import Scenes
 from hemnet.errors import UserError
 from hemnet.inference.open_model import load_model
-from hemnet.study.dataset_cache import Remembered
-from hemnet.study.feature_cache import LIMIT, FeatureStore
-from hemnet.study.grid import Cell, WorkerPool, collect, of_shard, read_result, run_cell, run_grid
+from hemnet.study.dataset_cache import CachedDataset
+from hemnet.study.feature_cache import LIMIT, FeatureCache
+from hemnet.study.grid import Cell, collect, of_shard, outcomes, read_result, run_cell, run_grid
 from hemnet.study.recipe import for_head, scenes_config, study_config
 from hemnet.training.loop import train
 from hemnet.training.setup import build_model
@@ -49,7 +49,7 @@ def test_failing_and_dying_cells_are_marked_and_the_rest_goes_on(tmp_path, capsy
     outcome = run_grid(wanted, tmp_path, workers=1)
     assert set(outcome.failed) == {"raise1", "die2"}
     assert "out of luck" in outcome.failed["raise1"]
-    assert "code 7" in outcome.failed["die2"]
+    assert "was killed" in outcome.failed["die2"]
     found = collect(wanted, [tmp_path])
     assert [found[c.name]["status"] for c in wanted] == ["done", "failed", "failed", "done"]
     assert found["fine0"]["threads"] == found["fine3"]["threads"] == 1
@@ -58,10 +58,10 @@ def test_failing_and_dying_cells_are_marked_and_the_rest_goes_on(tmp_path, capsy
     # Again: what is done is not done again, and a cell that was mended is.
     assert run_grid([wanted[0], wanted[3]], tmp_path).failed == {}
     assert "2 of 2 runs are already" in capsys.readouterr().out
-    assert run_cell(wanted[0], tmp_path, {}) is None
+    assert run_cell(wanted[0], tmp_path) is None
     assert (tmp_path / "runs" / "fine0" / "visits").read_text() == "x"
     (tmp_path / "runs" / "mended").touch()
-    assert run_cell(wanted[1], tmp_path, {}) is None
+    assert run_cell(wanted[1], tmp_path) is None
     assert collect(wanted, [tmp_path])["raise1"]["status"] == "done"
 
 
@@ -69,11 +69,10 @@ def test_a_stopped_grid_marks_nothing_as_failed(tmp_path):
     config = scenes_config()
     config.data.length = config.data.val_length = 1
     one = Cell("slow", config, {}, slow)
-    signals, pool = StopSignals(), WorkerPool(1, tmp_path)
+    signals = StopSignals()
     started = time.monotonic()
     threading.Timer(1.0, lambda: setattr(signals, "requested", signal.SIGTERM)).start()
-    assert list(pool.run([one, one], signals)) == []
-    pool.close()
+    assert list(outcomes([one, one], tmp_path, 1, signals)) == []
     assert time.monotonic() - started < 300
     assert read_result(tmp_path / "runs" / "slow") is None
 
@@ -92,7 +91,7 @@ def test_shards_share_nothing_and_miss_nothing():
 def test_results_of_other_machines_are_merged(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     wanted = cells("fine", "raise", "fine")
-    assert run_cell(wanted[1], a, {}) is not None
+    assert run_cell(wanted[1], a) is not None
     (b / "runs" / "raise1").mkdir(parents=True)
     (b / "runs" / "raise1" / "result.json").write_text('{"status": "done", "miou": 3.0}')
     found = collect(wanted, [a, b])
@@ -100,14 +99,14 @@ def test_results_of_other_machines_are_merged(tmp_path):
     assert found["raise1"]["miou"] == 3.0
 
 
-def test_remembered_images_are_the_same_and_read_once(monkeypatch):
+def test_cached_images_are_the_same_and_read_once(monkeypatch):
     source = Scenes("train", size=32, length=3)
     expected = [source.read(i) for i in range(3)]
     reads = []
     original = Scenes.read
     monkeypatch.setattr(Scenes, "read", lambda self, i: (reads.append(i), original(self, i))[1])
     room = 4 * 32 * 32 * 2  # for two of them
-    data = Remembered(source, room)
+    data = CachedDataset(source, room)
     for _ in range(2):
         for i in range(3):
             for one, other in zip(data.read(i), expected[i], strict=True):
@@ -121,11 +120,9 @@ def test_recipe_takes_flags_and_heads_keep_what_they_know():
     config = study_config(None, ["--optim.steps", "70", "--model.options.bases", "8"])
     assert config.optim.steps == config.validation.every == 70
     assert config.model.options["bases"] == 8
-    for_head(config, "emanet")
-    assert config.model.options == {"bases": 8}
-    for_head(config, "fcn")
-    assert config.model.options == {}
-    assert config.model.channels is None
+    assert for_head(config, "emanet").model.options == {"bases": 8}
+    assert for_head(config, "fcn").model.options == {}
+    assert for_head(config, "fcn").model.channels is None
     other = study_config(None, ["--data.name=camvid", "--data.root", "somewhere"])
     assert other.data.size is None
     assert other.loss.class_weights is None
@@ -135,32 +132,31 @@ def test_recipe_takes_flags_and_heads_keep_what_they_know():
 
 @pytest.mark.parametrize("head", ["hemnet", "deeplabv3plus"])
 def test_a_frozen_backbone_is_asked_once_and_training_is_the_same(tmp_path, head):
-    config = scenes_config()
-    for_head(config, head)
+    config = for_head(scenes_config(), head)
     config.data.size, config.data.crop, config.data.flip = 32, (32, 32), 0.0
     config.data.length, config.data.val_length = 4, 2
     config.optim.steps = config.validation.every = config.run.checkpoint_every = 5
     config.optim.warmup, config.optim.batch_size, config.model.channels = 0, 4, 8
     config.model.freeze_stages = 5
-    store = FeatureStore()
+    cache = FeatureCache()
     losses = []
-    for name, prepare in (("plain", None), ("stored", store.attach), ("again", store.attach)):
+    for name, prepare in (("plain", None), ("stored", cache.attach), ("again", cache.attach)):
         train(config, tmp_path / name, quiet=True, prepare=prepare)
         model = load_model(tmp_path / name)
         losses.append(torch.cat([p.flatten() for p in model.parameters()]))
-    assert store.asked == 6  # 4 images of training, 2 of validation, in five epochs and two runs
+    assert cache.computed == 6  # 4 images of training, 2 of validation, in five epochs and two runs
     # Here to the bit; where another processor rounds differently, batch norms amplify it.
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(losses[2], losses[1])
-    store.expect(config)  # nothing was expected yet, so nothing is kept
-    assert not store.kept
-    assert store.room == LIMIT
-    train(config, tmp_path / "crops", quiet=True, prepare=store.attach)
-    kept = len(store.kept)
-    store.expect(config)
-    assert len(store.kept) == kept > 0
+    cache.expect(config)  # nothing was expected yet, so nothing is kept
+    assert not cache.kept
+    assert cache.room == LIMIT
+    train(config, tmp_path / "crops", quiet=True, prepare=cache.attach)
+    kept = len(cache.kept)
+    cache.expect(config)
+    assert len(cache.kept) == kept > 0
     config.run.seed += 1
-    store.expect(config)
-    assert not store.kept
+    cache.expect(config)
+    assert not cache.kept
     config.model.freeze_stages = 4
-    assert not store.attach(build_model(config, Scenes("train").info))
+    assert not cache.attach(build_model(config, Scenes("train").info))

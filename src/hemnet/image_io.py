@@ -196,3 +196,12 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype != np.uint8:
         raise ValueError(f"{_EXPECTED}; this one is of {array.dtype}")
     return np.ascontiguousarray(array)
+
+
+def shrink(picture: Image.Image, longest: int, smooth: bool = True) -> Image.Image:
+    """The picture, made smaller where a side is longer than `longest`."""
+    factor = longest / max(picture.size)
+    if factor >= 1:
+        return picture
+    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+    return picture.resize(size, Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST)

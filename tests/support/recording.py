@@ -1,4 +1,4 @@
-"""A solver for EM units that keeps what they see."""
+"""A solver for EM units that keeps what they see and what comes of it."""
 
 from typing import Any
 
@@ -14,9 +14,11 @@ class RecordingSolver:
 
     def __init__(self) -> None:
         self.features: list[Tensor] = []  # B,N,C of every pass
+        self.results: list[EMResult] = []
 
     def __call__(
         self, x: Tensor, bases: Tensor, plan: Plan, *, linear: Linear | None, **more: Any
     ) -> EMResult:
         self.features.append(apply_linear(x, linear))
-        return highway_solver(self.features[-1], bases, plan, **more)
+        self.results.append(highway_solver(self.features[-1], bases, plan, **more))
+        return self.results[-1]

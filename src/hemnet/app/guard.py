@@ -1,4 +1,4 @@
-"""Who may ask: requests that name this server as their host and come from its own page."""
+"""Accept only requests that are addressed to this server and come from its own page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINGLE = (b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-leng
 
 
 class Guard:
-    """Refuses what the explorer's own page would not send, before anything reads it."""
+    """Middleware that rejects what the explorer's own page would not send, before it is read."""
 
     def __init__(self, app: Asgi, loopback: bool) -> None:
         self.app, self.loopback = app, loopback
@@ -80,7 +80,7 @@ class Guard:
         return None
 
     def _foreign(self, headers: dict[bytes, str], host: str) -> bool:
-        """Whether a browser says that another site sent it. Other programs say nothing."""
+        """Whether a browser says that another site sent the request; other programs do not say."""
         if headers.get(b"sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return True
         origin = headers.get(b"origin")

@@ -1,4 +1,4 @@
-"""What may be uploaded: images of safe kinds, so many bytes and pixels, judged before decoding."""
+"""Limits on uploads: image formats, bytes and pixels, checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from hemnet.errors import UserError
-from hemnet.image_io import open_image, to_rgb
+from hemnet.image_io import open_image, shrink, to_rgb
 
 MEGA = 1_000_000
 
@@ -17,7 +17,7 @@ MEGA = 1_000_000
 @dataclass(frozen=True)
 class Limits:
     """bytes and pixels of an upload; side: longer side of what the network sees, in pixels;
-    memory: bytes of what the users look at."""
+    memory: bytes that all open images may take."""
 
     bytes: int = 20 * MEGA
     pixels: int = 50 * MEGA
@@ -33,8 +33,8 @@ class Limits:
 def read_upload(path: Path, limits: Limits, name: str) -> tuple[Image.Image, tuple[int, int]]:
     """The picture in RGB as the network will see it, and the file's own width and height.
 
-    The content decides, not the name, which only stands in messages. The header is checked before
-    a pixel is decoded.
+    The content decides the format; the name is for messages only. The header is checked before a
+    pixel is decoded.
     """
     if path.stat().st_size > limits.bytes:
         raise UserError(
@@ -51,22 +51,13 @@ def read_upload(path: Path, limits: Limits, name: str) -> tuple[Image.Image, tup
     return shrink(picture, limits.side), picture.size
 
 
-def shrink(picture: Image.Image, side: int) -> Image.Image:
-    """Not longer than `side`."""
-    factor = side / max(picture.size)
-    if factor >= 1:
-        return picture
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    return picture.resize(size, Image.Resampling.LANCZOS)
-
-
 def shown_name(name: str) -> str:
-    """Of a file, for people: short, and without what would disturb a line of text."""
+    """A file name for display: short and without control characters."""
     name = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "", re.split(r"[/\\]", name)[-1]) or "image"
     return name if len(name) <= 60 else f"{name[:40]}…{name[-15:]}"
 
 
 def safe_stem(name: str) -> str:
-    """Of a name, for a file: letters, digits, - and _ only."""
+    """A file name's stem for downloads: letters, digits, - and _ only."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(name).stem).strip("_")
     return stem[:60] or "image"

@@ -10,10 +10,10 @@ const session = [...crypto.getRandomValues(new Uint8Array(16))]
   .map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 // What the controls say; null is what the model itself does.
-let wishes = {};
+let query = {};
 let size = null; // width and height of the user's image
 let listed = []; // bases that explain the pixel
-let looks = 0; // images asked for; only the last one's answer counts
+let images = 0; // images asked for; only the last one's answer counts
 
 // Sliders: a range and a number field that show the same value.
 
@@ -49,7 +49,7 @@ keep.addEventListener("change", () => {
 opacity.put(opacity.value());
 
 function ownSettings() {
-  wishes = { ...wishes, iterations: null, step_size: null, shown: settings.iterations };
+  query = { ...query, iterations: null, step_size: null, shown: settings.iterations };
   iterations.put(settings.iterations);
   shown.most(Math.max(2, settings.iterations));
   shown.put(settings.iterations);
@@ -88,13 +88,13 @@ const send = (path, fields) => post(path, JSON.stringify({ session, ...fields })
 
 // A new image; after a mistake only the message, and the rest stays as it is.
 
-async function look(asking) {
-  const number = ++looks;
+async function openImage(asking) {
+  const number = ++images;
   const picture = find("#picture");
   picture.setAttribute("aria-busy", "true");
   try {
     const found = await asking();
-    if (number !== looks) return;
+    if (number !== images) return;
     find("#status").innerHTML = found.status;
     picture.innerHTML = found.stage;
     find("#legend").innerHTML = found.legend;
@@ -105,12 +105,12 @@ async function look(asking) {
     size = found.size;
     [x.value, y.value] = found.place;
     ownSettings();
-    wishes.bases = found.view.bases;
+    query.bases = found.view.bases;
     draw(found.view);
   } catch (error) {
-    if (number === looks) trouble("#status", error.message);
+    if (number === images) trouble("#status", error.message);
   } finally {
-    if (number === looks) picture.removeAttribute("aria-busy");
+    if (number === images) picture.removeAttribute("aria-busy");
   }
 }
 
@@ -121,8 +121,8 @@ function file(chosen) {
       + `${settings.bytes / 1e6} MB (--max-upload).`);
     return;
   }
-  const query = new URLSearchParams({ session, name: chosen.name || "image" });
-  look(() => post(`image?${query}`, chosen, "application/octet-stream"));
+  const address = new URLSearchParams({ session, name: chosen.name || "image" });
+  openImage(() => post(`image?${address}`, chosen, "application/octet-stream"));
 }
 
 const input = find("#upload input");
@@ -137,28 +137,28 @@ for (const name of ["dragover", "dragleave", "drop"]) { // anywhere on the page
 }
 find("#samples").addEventListener("click", (event) => {
   const button = event.target.closest("button[data-sample]");
-  if (button) look(() => send("sample", { sample: Number(button.dataset.sample) }));
+  if (button) openImage(() => send("sample", { sample: Number(button.dataset.sample) }));
 });
 
-// The EM of the user's image. While an answer is awaited only the last wish is kept.
+// The EM of the user's image. While an answer is awaited only the last query is kept.
 
 let asking = false;
 let again = false;
 
 async function ask(change) {
-  Object.assign(wishes, change);
+  Object.assign(query, change);
   again = true;
   if (asking) return;
   asking = true;
   while (again) {
     again = false;
-    const number = looks;
+    const number = images;
     const place = [x, y].map((one) => (one.value === "" ? null : Math.round(Number(one.value))));
     try {
-      const view = await send("view", { ...wishes, x: place[0], y: place[1] });
-      if (number === looks) draw(view);
+      const view = await send("view", { ...query, x: place[0], y: place[1] });
+      if (number === images) draw(view);
     } catch (error) {
-      if (number === looks) trouble("#bars", error.message);
+      if (number === images) trouble("#bars", error.message);
     }
   }
   asking = false;
@@ -171,7 +171,7 @@ function draw(view) {
   listed = view.listed;
   find("#adopt").hidden = !listed.length;
   shown.most(Math.max(2, view.iterations));
-  if (!again) { wishes.shown = view.shown; shown.put(view.shown); }
+  if (!again) { query.shown = view.shown; shown.put(view.shown); }
   tokens();
 }
 
@@ -193,7 +193,7 @@ const choice = find("#bases select");
 const more = find("#bases .more");
 
 function tokens() {
-  const bases = wishes.bases;
+  const bases = query.bases;
   find("#bases .tokens").replaceChildren(...bases.map((basis) => {
     const [item, remove] = [document.createElement("li"), document.createElement("button")];
     item.className = "token";
@@ -202,7 +202,7 @@ function tokens() {
     remove.setAttribute("aria-label", `Remove basis ${basis}`);
     remove.textContent = "×";
     remove.addEventListener("click", () => {
-      setBases(wishes.bases.filter((other) => other !== basis));
+      setBases(query.bases.filter((other) => other !== basis));
       choice.focus();
     });
     item.append(`basis ${basis} `, remove);
@@ -216,13 +216,13 @@ function tokens() {
 }
 
 function setBases(bases) {
-  wishes.bases = bases;
+  query.bases = bases;
   tokens();
   ask({});
 }
 
 more.addEventListener("click", () => {
-  if (choice.value) setBases([...wishes.bases, Number(choice.value)]);
+  if (choice.value) setBases([...query.bases, Number(choice.value)]);
 });
 find("#bases .clear").addEventListener("click", () => setBases([]));
 
@@ -231,6 +231,6 @@ window.addEventListener("pagehide", () => navigator.sendBeacon(
 // A page that comes back from the browser's memory has left: it begins anew.
 window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 
-wishes = { bases: [] };
+query = { bases: [] };
 ownSettings();
-look(() => send("sample", { sample: 0 }));
+openImage(() => send("sample", { sample: 0 }));

@@ -1,17 +1,19 @@
-"""The page: what stands where. What happens when something is touched is in page.js."""
+"""Render the page from page.html; its behaviour is in page.js."""
 
 from __future__ import annotations
 
 import json
-from html import escape
 from importlib.resources import files
-from string import Template
 
-from hemnet.app import drawing
 from hemnet.app.answers import MOST_SHOWN, Answers
-from hemnet.app.explore import step_text
+from hemnet.app.explore import Explorer
+from hemnet.image_io import shrink
+from hemnet.inference.exported_model import ExportedModel
+from hemnet.inspection.em_trace import step_text
+from hemnet.report.images import data_address
+from hemnet.report.templates import templates_of
 
-TINT = 0.6  # of the classes over the picture at first; the style sheet's too
+SAMPLE = 160  # pixels of a sample's longer side
 FILES = {
     name: ((files("hemnet.app") / name).read_bytes(), kind)
     for name, kind in (("page.js", "text/javascript"), ("style.css", "text/css"))
@@ -19,48 +21,49 @@ FILES = {
 
 
 def make_page(answers: Answers) -> str:
-    """HTML, the same for everyone; their images come later."""
+    """The HTML that every user gets first, without an image."""
     explorer, unit = answers.explorer, answers.explorer.unit
     own = tuple(map(float, explorer.own.steps)) if unit is not None else (0.5,)
-    count, several = len(own), "," in step_text(own)  # several step sizes, one an iteration
     bases = 0 if unit is None else unit.bases.value.shape[0]
     settings = {
-        "iterations": count,
+        "iterations": len(own),
         "step": own[0],
-        "several": several,
+        "several": len(set(own)) > 1,  # step sizes, one an iteration
         "steps": explorer.has_steps,
         "bases": bases,
         "most": MOST_SHOWN,
         "bytes": answers.limits.bytes,
     }
-    about = "1 is plain EM" if explorer.has_steps else "EMANet's unit: always 1"
-    return Template((files("hemnet.app") / "page.html").read_text("utf-8")).substitute(
-        settings=escape(json.dumps(settings)),
-        header=drawing.header(explorer),
-        samples=drawing.sample_strip(answers.samples),
-        opacity=_slider("opacity", "Opacity of the classes", 0, 1, TINT, 0.05),
-        question="What explains a pixel?" if bases else "What is a pixel?",
-        no_unit="" if bases else drawing.note(explorer.why_no_unit),
-        hidden="" if bases else "hidden",
-        shown=_slider("shown", "Iteration shown", 1, max(2, count), count, 1),
-        iterations=_slider("iterations", "Iterations T", 1, explorer.most_iterations, count, 1),
-        step=_slider("step", "Step size η", 0.01, 1, own[0], 0.01, about),
-        keep_hidden="" if several else "hidden",
-        keep_checked="checked" if several else "",
-        own_steps=escape(step_text(own)),
-        choices="".join(f'<option value="{k}">basis {k}</option>' for k in range(1, bases + 1)),
-    )
-
-
-def _slider(
-    name: str, label: str, low: float, high: float, value: float, step: float, about: str = ""
-) -> str:
-    """A slider and a field for the same number."""
-    numbers = f'min="{low:g}" max="{high:g}" step="{step:g}" value="{value:g}"'
-    more = f'<small class="soft" id="{name}-about">{escape(about)}</small>' if about else ""
-    described = f' aria-describedby="{name}-about"' if about else ""
     return (
-        f'<div class="slider" id="{name}"><label for="{name}-range"><span>{escape(label)}</span>'
-        f'{more}</label><input type="number" aria-label="{escape(label)}, as a number" {numbers}>'
-        f'<input type="range" id="{name}-range" {numbers}{described}></div>'
+        templates_of("hemnet.app")
+        .get_template("page.html")
+        .render(
+            settings=settings,
+            settings_json=json.dumps(settings),
+            facts=facts(explorer),
+            samples=[
+                (sample.name, data_address(shrink(sample.picture, SAMPLE), photograph=True))
+                for sample in answers.samples
+            ],
+            why_no_unit=explorer.why_no_unit,
+            most_iterations=explorer.most_iterations,
+            own_steps=step_text(own),
+        )
     )
+
+
+def facts(explorer: Explorer) -> list[str]:
+    """The model and the settings of its EM unit, in a few words each."""
+    model, config = explorer.model, explorer.model.config
+    found = [f"{config.model} on {config.backbone}", f"{config.num_classes} classes"]
+    if isinstance(model, ExportedModel):
+        found.insert(0, f"exported file {model.path.name}")
+    else:
+        found.append(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
+    if explorer.unit is not None:
+        plan = explorer.own
+        text = f"EM with {explorer.unit.bases.value.shape[0]} bases, {len(plan.steps)} iterations"
+        if explorer.has_steps:
+            text += f", η {step_text(plan.steps)}, {plan.mixture}"
+        found.append(text)
+    return found

@@ -1,7 +1,7 @@
 """The HTTP interface: numbers and lists of numbers as JSON, an image as the body of a request.
 
-No request can name a file or an address. Every field is checked before it is used. What is wrong
-with a request is answered as {"error": "one sentence"} with a status of 4xx.
+No request can name a file or an address. Every field is checked before it is used. A bad request
+gets {"error": "one sentence"} and a status of 4xx.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hemnet.app.answers import MOST_SHOWN, Answers, Look, View, Wishes
+from hemnet.app.answers import MOST_SHOWN, Answers, Query
 from hemnet.app.guard import Asgi, Guard
 from hemnet.app.page import FILES, make_page
 from hemnet.errors import UserError
@@ -41,7 +42,7 @@ class BadRequestError(Exception):
 
 
 class Routes:
-    """The answers over HTTP. One computation at a time, and a bounded queue."""
+    """The HTTP routes. One computation at a time, and a bounded queue."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers, self.page = answers, make_page(answers)
@@ -88,7 +89,7 @@ class Routes:
         async with self._admitted():
             fields = await read_fields(request, "session", "sample")
             key, number = session_key(fields["session"]), whole("sample", fields["sample"])
-            return JSONResponse(_look(await self._run(lambda: self.answers.sample(key, number))))
+            return JSONResponse(asdict(await self._run(lambda: self.answers.sample(key, number))))
 
     async def image(self, request: Request) -> Response:
         async with self._admitted():
@@ -100,16 +101,15 @@ class Routes:
                 )
             expect_type(request, "application/octet-stream")
             content = await read_body(request, self.answers.limits.bytes)
-            return JSONResponse(
-                _look(await self._run(lambda: self.answers.upload(key, name, content)))
-            )
+            found = await self._run(lambda: self.answers.upload(key, name, content))
+            return JSONResponse(asdict(found))
 
     async def view(self, request: Request) -> Response:
         async with self._admitted():
             names = ("session", "iterations", "step_size", "shown", "bases", "x", "y")
             fields = await read_fields(request, *names)
-            key, wishes = session_key(fields["session"]), read_wishes(fields)
-            return JSONResponse(_view(await self._run(lambda: self.answers.view(key, wishes))))
+            key, query = session_key(fields["session"]), read_query(fields)
+            return JSONResponse(asdict(await self._run(lambda: self.answers.view(key, query))))
 
     async def leave(self, request: Request) -> Response:
         """The page is closed."""
@@ -134,12 +134,12 @@ class Routes:
 
 
 def make_app(answers: Answers, loopback: bool = True) -> Asgi:
-    """The explorer as an ASGI application, guarded."""
+    """The explorer as an ASGI application behind its guard."""
     return Guard(Routes(answers).app(), loopback)
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """What was sent, up to `most` bytes, whether its size was announced or not."""
+    """The body, refused above `most` bytes even if no length was announced."""
     length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
         raise BadRequestError(400, "content-length: expected a number")
@@ -159,7 +159,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def read_fields(request: Request, *names: str) -> dict[str, Any]:
-    """A JSON object with these fields and no others."""
+    """A JSON object with exactly these fields."""
     expect_type(request, "application/json")
     body = await read_body(request, SMALL)
     try:
@@ -172,13 +172,13 @@ async def read_fields(request: Request, *names: str) -> dict[str, Any]:
 
 
 def expect_type(request: Request, kind: str) -> None:
-    """Browsers send these types across sites only after a preflight, which we never allow."""
+    """Browsers send these types across sites only after a preflight, which is never allowed."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != kind:
         raise BadRequestError(415, f"content-type: expected {kind}")
 
 
-def read_wishes(fields: dict[str, Any]) -> Wishes:
+def read_query(fields: dict[str, Any]) -> Query:
     bases, step_size = fields["bases"], fields["step_size"]
     if not isinstance(bases, list) or len(bases) > MOST_SHOWN:
         raise BadRequestError(400, f"bases: expected a list of at most {MOST_SHOWN} numbers")
@@ -190,7 +190,7 @@ def read_wishes(fields: dict[str, Any]) -> Wishes:
     )
     if (x is None) != (y is None):
         raise UserError("a pixel has two coordinates: give both x and y.")
-    return Wishes(
+    return Query(
         iterations,
         step_size,
         shown,
@@ -212,7 +212,7 @@ def session_key(value: object) -> str:
 
 
 def _is(kind: Any, value: object) -> bool:
-    """True and False are numbers to Python, and mistakes to us."""
+    """`isinstance`, but True and False are no numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -223,26 +223,3 @@ def _no_number(text: str) -> None:
 def _refusal(code: int, text: str) -> Response:
     # Unread parts of the body would be taken for the next request.
     return JSONResponse({"error": text}, code, {"connection": "close"} if code != 422 else None)
-
-
-def _look(look: Look) -> dict[str, Any]:
-    return {
-        "stage": look.stage,
-        "legend": look.legend,
-        "status": look.status,
-        "place": look.place,
-        "size": look.size,
-        "view": _view(look.view),
-    }
-
-
-def _view(view: View) -> dict[str, Any]:
-    return {
-        "iterations": 1 if view.solution is None else view.solution.iterations,
-        "shown": view.shown,
-        "bases": view.bases,
-        "maps": view.maps,
-        "chart": view.chart,
-        "bars": view.bars,
-        "listed": view.listed,
-    }

@@ -1,4 +1,4 @@
-"""Images that are always there: generated scenes, and a photograph that ships with matplotlib."""
+"""Sample images: generated scenes, a photograph that ships with matplotlib, or a run's own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from matplotlib.cbook import get_sample_data
 from PIL import Image
 
 from hemnet.data.scenes import SCENES, Scenes
 from hemnet.errors import UserError
+from hemnet.inspection.em_trace import spread_out
 from hemnet.run_folder import RunFolder
 from hemnet.training.setup import run_dataset
 
@@ -46,13 +46,13 @@ def samples(classes: Sequence[str]) -> list[Sample]:
 
 
 def samples_of_run(run: str | Path, side: int) -> list[Sample] | None:
-    """Images that a run validates on, none longer than `side`; None where there is no such run."""
+    """Images of a run's validation set, at most `side` pixels long; None if there is no run."""
     if not RunFolder(run).holds_run:
         return None
     try:
         dataset = run_dataset(run)
         found = []
-        for index in sorted({round(i) for i in np.linspace(0, len(dataset) - 1, OF_A_RUN)}):
+        for index in spread_out(len(dataset), OF_A_RUN):
             image, _ = dataset.read(index)
             picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
             picture.thumbnail((side, side), Image.Resampling.LANCZOS)

@@ -1,4 +1,4 @@
-"""A socket, and the server on it until it is ended."""
+"""Bind a socket and serve the app until it is interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hemnet.errors import UserError
 
 
 def listen(host: str, port: int | None, default: int = 7860) -> socket.socket:
-    """A socket; without a port the first free one from `default` on."""
+    """A listening socket; without a port, the first free one from `default` on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason: OSError | None = None
     for number in [port] if port is not None else [*range(default, default + 20), 0]:
@@ -33,7 +33,7 @@ def listen(host: str, port: int | None, default: int = 7860) -> socket.socket:
 
 
 def serve(app: Asgi, place: socket.socket, open_browser: bool = False) -> None:
-    """Until Ctrl-C."""
+    """Serve until Ctrl-C."""
     import uvicorn
 
     host, port = place.getsockname()[:2]
@@ -60,7 +60,7 @@ def serve(app: Asgi, place: socket.socket, open_browser: bool = False) -> None:
 
 
 def _quiet_libraries() -> None:
-    """Keep out of the log what decoders in C (libtiff) print of damaged uploads; not what we do."""
+    """Silence what C decoders (libtiff) print about damaged uploads, but not our own log."""
     try:
         sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
         null = os.open(os.devnull, os.O_WRONLY)

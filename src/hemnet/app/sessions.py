@@ -1,4 +1,4 @@
-"""What each user looks at: kept apart by session, and forgotten when it becomes too much."""
+"""State of each user, dropped least recently used first when memory runs out."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from hemnet.app.explore import Explorer, Seen, Solution
+from hemnet.app.explore import Explorer, OpenImage
 from hemnet.errors import UserError
+from hemnet.inspection.em_trace import EMTrace
 
 MOST = 1000  # sessions, however small
-Wish = tuple[int | None, float | None]  # iterations and step size; None: the model's own
+Settings = tuple[int | None, float | None]  # iterations and step size; None: the model's own
+OWN: Settings = (None, None)
 
 
 @dataclass
 class Session:
-    """One user's image, and the EM solved last on it beside the model's own."""
+    """One user's image, with the model's own EM on it and the last one asked for."""
 
-    seen: Seen
-    own: Solution | None = None
-    wish: Wish = (None, None)
-    solution: Solution | None = None
+    image: OpenImage
+    own: EMTrace | None = None
+    settings: Settings = OWN
+    trace: EMTrace | None = None
 
-    def solve(self, explorer: Explorer, wish: Wish) -> Solution:
+    def solve(self, explorer: Explorer, settings: Settings = OWN) -> EMTrace:
         if self.own is None:
-            self.own = explorer.solve(self.seen)
-        if self.solution is None or self.wish != wish:
-            self.solution = self.own if wish == (None, None) else explorer.solve(self.seen, *wish)
-            self.wish = wish
-        return self.solution
+            self.own = explorer.solve(self.image)
+        if settings == OWN:
+            return self.own
+        if self.trace is None or self.settings != settings:
+            self.trace, self.settings = explorer.solve(self.image, *settings), settings
+        return self.trace
 
 
 class Sessions:
-    """Session key → session; the ones that were used longest ago go first."""
+    """Sessions by key; the least recently used are dropped first."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -42,18 +45,18 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._all)
 
-    def begin(self, key: str | None, seen: Seen) -> Session:
-        """A new image of a user, instead of the one before."""
+    def begin(self, key: str | None, image: OpenImage) -> Session:
+        """Open a new image in place of the user's previous one."""
         if not key:
             raise UserError("this request belongs to no page: open the explorer in a browser.")
-        session = Session(seen)
+        session = Session(image)
         with self._lock:
             self._all.pop(key, None)
             self._all[key] = session
-            total = sum(other.seen.bytes for other in self._all.values())
+            total = sum(other.image.bytes for other in self._all.values())
             while len(self._all) > 1 and (total > self.memory or len(self._all) > MOST):
                 _, oldest = self._all.popitem(last=False)
-                total -= oldest.seen.bytes
+                total -= oldest.image.bytes
         return session
 
     def get(self, key: str | None) -> Session:

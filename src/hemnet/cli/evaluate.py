@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.json, _content(args, dataset, options, result, baseline))
         print(f"wrote {args.json}")
     if args.out is not None:
-        _draw(model, dataset, options, result, args.out)
+        _draw(model, dataset, result, args.out)
     if args.report:
         from hemnet.report import write_report
 
-        print(f"wrote {write_report(args.model, dataset, result, options=options, device=device)}")
+        print(f"wrote {write_report(args.model, dataset, result, device=device)}")
 
 
 def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
@@ -200,7 +200,6 @@ def _content(
 def _draw(
     model: Segmenter | ExportedModel,
     dataset: SegmentationDataset,
-    options: EvaluationOptions,
     result: Evaluation,
     out: Path,
 ) -> None:
@@ -209,7 +208,7 @@ def _draw(
     draw_confusion(result.confusion, result.classes, out / "confusion.png")
     ranked = result.ranked()
     for name, chosen in (("worst", ranked[:SHOWN]), ("best", ranked[::-1][:SHOWN])):
-        found = examples(model, dataset, [image.id for image in chosen], options)
+        found = examples(model, dataset, [image.id for image in chosen], result.options)
         captions = [f"{image.id}   mIoU {image.miou:.1f}" for image in chosen]
         draw_examples(found, captions, dataset.info, out / f"{name}.png")
     print(f"wrote {out / 'confusion.png'}, {out / 'best.png'} and {out / 'worst.png'}")

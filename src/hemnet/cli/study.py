@@ -19,6 +19,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +123,11 @@ def _compare_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if importlib.util.find_spec("scipy") is None:  # before hours of training
+        raise UserError(
+            "`hemnet study` needs scipy: install the extra packages with "
+            "pip install 'hemnet-torch[study]'."
+        )
     from hemnet.cli import study_runners
 
     if not all(0 < eta <= 1 for eta in getattr(args, "step_sizes", ())):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hemnet.data.dataset import SegmentationDataset
+from hemnet.data.labels import VOID
 from hemnet.errors import UserError
 from hemnet.files import write_json
 from hemnet.image_io import read_image
 from hemnet.inference.open_model import load_model
-from hemnet.inspection.attention import choose_bases, class_shares, look
-from hemnet.inspection.em_trace import spread_out
+from hemnet.inspection.attention import choose_bases, class_shares, needed_unit
+from hemnet.inspection.em_trace import analyse, spread_out, trace_unit
+from hemnet.inspection.examples import Example
 from hemnet.models.segmenter import Segmenter
 from hemnet.run_folder import RunFolder
 from hemnet.study import ablation_figure as picture
@@ -115,7 +117,7 @@ def ablation(args: argparse.Namespace) -> None:
         context = summarise_ablation(cells, results, "context_miou")
     content = {"miou": summary, "context_miou": context, "paper": printed}
     write_json(args.out / "ablation.json", content | {"runs": list(results.values())})
-    text = tables.ablation_document(summary, context, tables.grid_table(printed))
+    text = tables.ablation_document(summary, context, printed)
     (args.out / "ablation.md").write_text(text, encoding="utf-8")
     title = f"{config.data.name}, {config.model.backbone}"
     picture.draw_heat(summary, printed, f"ours: {title}", args.out / "ablation")
@@ -182,18 +184,25 @@ def attention(args: argparse.Namespace) -> None:
 
     model, _, dataset = model_and_data(args.model, args.settings)
     model.eval()
-    mask = None
     if args.image is not None:
         image = torch.from_numpy(read_image(args.image)).permute(2, 0, 1)
+        mask = torch.full(image.shape[1:], VOID, dtype=torch.uint8)
     elif 0 <= args.index < len(dataset):
         image, mask = dataset.read(args.index)
     else:
         raise UserError(f"--index {args.index}: {dataset.info.name} has 0 to {len(dataset) - 1}")
-    seen = look(model, image, args.iterations)
-    bases = choose_bases(seen, args.count, args.bases)
-    shown = [t + 1 for t in spread_out(len(seen.responsibilities), 4)]
-    draw_attention(image, mask, seen, bases, shown, dataset.info, args.out / "attention")
-    shares, weight = class_shares(model, dataset, args.limit)
+    unit, analysis = needed_unit(model), analyse(model, image[None], args.iterations)
+    assert analysis.features is not None
+    trace = trace_unit(unit, analysis.features, args.iterations)
+    last = trace.responsibilities(trace.iterations)[0]
+    bases = choose_bases(last, args.count, args.bases)
+    shown = [t + 1 for t in spread_out(trace.iterations, 4)]
+    prediction = torch.from_numpy(analysis.classes[0].astype("uint8"))
+    draw_attention(
+        Example("", image, mask, prediction), args.image is None, trace, analysis.placement, bases,
+        shown, dataset.info, args.out / "attention",
+    )  # fmt: skip
+    shares, weight = class_shares(model, dataset, args.limit, args.iterations)
     draw_shares(shares, weight, dataset.info, args.out / "attention_classes")
     rows = [
         {

@@ -1,4 +1,4 @@
-"""Images for int8: some to take ranges of activations on, others to judge the result by."""
+"""Images for int8: some to calibrate activation ranges, others to evaluate the result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hemnet.models.segmenter import Segmenter
 from hemnet.training.config_parser import run_config
 from hemnet.training.setup import open_split
 
-LARGEST = 1024  # side of the middle of an image that is looked at
+LARGEST = 1024  # side of the centre crop that is used
 
 
-class Read(Sequence[Tensor]):
-    """Tensors that are read when they are asked for."""
+class LazyTensors(Sequence[Tensor]):
+    """Tensors that are read on access."""
 
     def __init__(self, reader: Callable[[int], Tensor], indices: Sequence[int]) -> None:
         self.reader, self.indices = reader, indices
@@ -37,7 +37,7 @@ class Read(Sequence[Tensor]):
     def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
-            return Read(self.reader, self.indices[index])
+            return LazyTensors(self.reader, self.indices[index])
         return self.reader(self.indices[index])
 
 
@@ -74,9 +74,9 @@ def calibration_data(
             )
         chosen = _spaced(len(val), held_out)
         return Calibration(
-            Read(lambda i: _prepared(model, train[i][0]), _spaced(len(train), images)),
-            Read(lambda i: _prepared(model, val[i][0]), chosen),
-            Read(lambda i: _middle(val[i][1]), chosen),
+            LazyTensors(lambda i: _prepared(model, train[i][0]), _spaced(len(train), images)),
+            LazyTensors(lambda i: _prepared(model, val[i][0]), chosen),
+            LazyTensors(lambda i: _middle(val[i][1]), chosen),
             train.info.name,
         )
     files = find_images([data])
@@ -89,8 +89,8 @@ def calibration_data(
 
     half = (len(files) + 1) // 2
     return Calibration(
-        Read(read, [2 * i for i in _spaced(half, images)]),
-        Read(read, [2 * i + 1 for i in _spaced(len(files) - half, held_out)]),
+        LazyTensors(read, [2 * i for i in _spaced(half, images)]),
+        LazyTensors(read, [2 * i + 1 for i in _spaced(len(files) - half, held_out)]),
         None,
         Path(data).name or data,
     )
@@ -119,12 +119,12 @@ def _spaced(length: int, count: int) -> list[int]:
 
 
 def _prepared(model: Segmenter, picture: Tensor) -> Tensor:
-    """3,H,W bytes → 1,3,H,W normalised, the middle of large ones."""
+    """3,H,W bytes → 1,3,H,W normalised, the centre of large images."""
     return model.normalise(_middle(picture).permute(1, 2, 0).contiguous().numpy())
 
 
 def _middle(x: Tensor) -> Tensor:
-    """…,H,W → the middle, at most LARGEST pixels each way."""
+    """…,H,W → a centre crop of at most LARGEST pixels a side."""
     for axis in (-2, -1):
         length = min(x.shape[axis], LARGEST)
         x = x.narrow(axis, (x.shape[axis] - length) // 2, length)

@@ -1,8 +1,8 @@
 """Exported models with int8 arithmetic, by post-training quantisation (NNCF), or half weights.
 
 Convolutions and what lies between them run in int8. The EM iterations, every softmax and matrix
-product, and the classifier stay in floating point: bases move by differences that int8 cannot
-hold. Which nodes these are is known from the modules that they come from.
+product, and the classifier stay in floating point: bases move by differences too small
+for int8. Nodes are assigned by the modules they were traced in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOLERANCE = 0.5  # points of mIoU, or of agreement, that int8 may lose
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _FLOAT_KINDS = ("MatMul", "Gemm", "Einsum", "Softmax")
-_LEAST = 1024  # values of a tensor that is worth storing in half precision
+_LEAST = 1024  # elements from which a tensor is stored in half precision
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Calibration:
     """Images of the kind that the model will see, normalised, 1,3,H,W each.
 
     Attributes:
-        images: ranges of activations are taken on these.
-        held_out: the float and the int8 model are compared on these.
+        images: for the ranges of activations.
+        held_out: for comparing the float and the int8 model.
         labels: H,W of each held-out image; None where there are none.
         name: of the data, for the file's metadata.
     """
@@ -54,8 +54,8 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What int8 costs on held-out images, in percent.
+class AccuracyDrop:
+    """Accuracy before and after int8 on held-out images, in percent.
 
     Attributes:
         metric: "mIoU", or "agreement" with the float model where there are no labels.
@@ -79,8 +79,8 @@ class Loss:
         )
 
 
-def measure(model: nn.Module, exported: nn.Module, data: Calibration) -> Loss:
-    """Both models on the held-out images."""
+def measure_drop(model: nn.Module, exported: nn.Module, data: Calibration) -> AccuracyDrop:
+    """Compare both models on the held-out images."""
     classes = int(getattr(model, "config").num_classes)  # noqa: B009
     confusions = [torch.zeros(classes, classes, dtype=torch.int64) for _ in range(2)]
     same = pixels = 0
@@ -93,13 +93,13 @@ def measure(model: nn.Module, exported: nn.Module, data: Calibration) -> Loss:
             for confusion, classes_found in zip(confusions, found, strict=True):
                 confusion += confusion_matrix(data.labels[number], classes_found, classes)
     if data.labels is None:
-        return Loss("agreement", 100.0, 100 * same / max(1, pixels), len(data.held_out))
+        return AccuracyDrop("agreement", 100.0, 100 * same / max(1, pixels), len(data.held_out))
     before, after = (float(class_iou(c).nanmean()) for c in confusions)
-    return Loss("mIoU", before, after, len(data.held_out))
+    return AccuracyDrop("mIoU", before, after, len(data.held_out))
 
 
-def refuse_above(loss: Loss, tolerance: float, accurate: bool) -> None:
-    """Raises where int8 loses too much, with what could be done."""
+def refuse_above(loss: AccuracyDrop, tolerance: float, accurate: bool) -> None:
+    """Raise if int8 loses too much, with advice."""
     if loss.points <= tolerance:
         return
     more = "" if accurate else "--accurate, which returns the layers that lose most to float32; "
@@ -154,7 +154,7 @@ def quantise(
     judge: Callable[[Path], float] | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Replaces a float32 ONNX file by one with QDQ nodes.
+    """Replace a float32 ONNX file by one with QDQ nodes.
 
     Args:
         ignored: names of nodes that stay as they are.
@@ -200,7 +200,7 @@ def quantise(
 
 
 def _sign(model: Any) -> None:
-    """Quantises to −127 … 127 what NNCF quantises to 0 … 255, with the same range."""
+    """Quantise to −127 … 127 what NNCF quantises to 0 … 255, with the same range."""
     from onnx import TensorProto, numpy_helper
 
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -226,7 +226,7 @@ def _sign(model: Any) -> None:
 
 
 def set_metadata(path: Path, texts: dict[str, str]) -> None:
-    """Of an ONNX file."""
+    """Write the metadata of an ONNX file."""
     import onnx
     from onnx import helper
 
@@ -236,7 +236,7 @@ def set_metadata(path: Path, texts: dict[str, str]) -> None:
 
 
 def halve(path: Path, precision: str) -> None:
-    """Stores the large weights of an ONNX file in half precision; it computes in float32."""
+    """Store the large weights of an ONNX file in half precision; it computes in float32."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -285,7 +285,7 @@ def _is_large(shape: tuple[int, ...]) -> bool:
 
 
 def check_runs(model: Segmenter, exported: ExportedModel, sizes: Sequence[tuple[int, int]]) -> None:
-    """That an int8 file takes images of several sizes and batches and gives finite logits."""
+    """Raise unless an int8 file gives finite logits for several sizes and batches."""
     random = torch.Generator().manual_seed(0)
     for batch, (height, width) in enumerate(sizes, 1):
         with torch.inference_mode():
@@ -301,8 +301,10 @@ def needs_nncf(kind: str) -> None:
     needs("int8")
 
 
-def describe(precision: str, data: Calibration | None, loss: Loss | None) -> dict[str, Any]:
-    """What a file's metadata says of its precision."""
+def precision_metadata(
+    precision: str, data: Calibration | None, loss: AccuracyDrop | None
+) -> dict[str, Any]:
+    """The part of a file's metadata about its precision."""
     content: dict[str, Any] = {"precision": precision}
     if data is not None:
         content["calibration"] = {

@@ -1,10 +1,9 @@
 """Trained models as files for other programs: ONNX, torch.export, OpenVINO.
 
 A file takes images B,3,H,W of any size, normalised, and gives logits B,classes,H,W. Batch norms
-are folded into convolutions, and what a program needs to use it travels in the file: class names,
-palette, mean and std, iterations and step size. A file appears only after it has given the
-model's own logits for several sizes and batches; one in int8, after it has lost no more than the
-caller accepts on held-out images.
+are folded into convolutions, and the metadata have class names, palette, mean and std, iterations
+and step size. A file is kept only if it reproduces the model's logits for several sizes and
+batches; an int8 file, if it loses no more accuracy on held-out images than the caller accepts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 
 from hemnet.errors import UserError
 from hemnet.export import quantise
-from hemnet.export.quantise import Calibration, HalfWeights, Loss
+from hemnet.export.quantise import AccuracyDrop, Calibration, HalfWeights
 from hemnet.inference.exported_model import METADATA, SUFFIXES, ExportedModel, needs
 from hemnet.models.saving import config_content
 from hemnet.models.segmenter import Segmenter
@@ -61,17 +60,17 @@ class Parity:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """How a file compares with its model; `loss` is of int8 files, which have no `parity`."""
+class ExportResult:
+    """How a file compares with its model: int8 files have `loss`, all others `parity`."""
 
     parity: list[Parity]
-    loss: Loss | None = None
+    loss: AccuracyDrop | None = None
 
 
 def export_model(
     model: Segmenter, path: str | Path, kind: str = "onnx", iterations: int | None = None
 ) -> list[Parity]:
-    """Write a model for use without hemnet; there is no file if it does not agree.
+    """Export a model for use without hemnet; a file that disagrees with the model is not kept.
 
     Args:
         model: what `create_model`, `from_pretrained` or `load_model` gave.
@@ -95,7 +94,7 @@ def export_as(
     tolerance: float = quantise.TOLERANCE,
     keep_float: Sequence[str] = (),
     accurate: bool = False,
-) -> Exported:
+) -> ExportResult:
     """`export_model` in any precision.
 
     Args:
@@ -136,20 +135,22 @@ def export_as(
     try:
         fused = model.fuse()
         fused.auxiliary = None  # for training only
-        texts = metadata(model) | _as_json(quantise.describe(precision, calibration, None))
+        texts = metadata(model) | _as_json(
+            quantise.precision_metadata(precision, calibration, None)
+        )
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".export-") as folder:
             scratch = Path(folder, path.name)
             if precision == "int8":
                 assert calibration is not None
                 job = _Quantisation(model, fused, calibration, tolerance, keep_float, accurate)
-                found = Exported([], job.write(kind, texts, scratch))
+                found = ExportResult([], job.write(kind, texts, scratch))
             elif precision == "fp32":
-                WRITERS[kind](trace(fused), texts, scratch)
-                found = Exported(check_parity(model, ExportedModel(scratch, trust=True)))
+                WRITERS[kind](capture(fused), texts, scratch)
+                found = ExportResult(check_parity(model, ExportedModel(scratch, trust=True)))
             else:
                 _write_halved(fused, kind, precision, texts, scratch)
                 file = ExportedModel(scratch, trust=True)
-                found = Exported(check_parity(model, file, HALF_TOLERANCES[precision]))
+                found = ExportResult(check_parity(model, file, HALF_TOLERANCES[precision]))
             # OpenVINO's weights before the file that names them.
             for part in sorted(Path(folder).iterdir(), reverse=True):
                 os.replace(part, path.parent / part.name)
@@ -168,12 +169,12 @@ def _write_halved(
     fused: Segmenter, kind: str, precision: str, texts: dict[str, str], path: Path
 ) -> None:
     if kind == "onnx":
-        write_onnx(trace(fused), texts, path)
+        write_onnx(capture(fused), texts, path)
         quantise.halve(path, precision)
     elif kind == "openvino":
-        _write_openvino(trace(fused), texts, path, half=True)
+        _write_openvino(capture(fused), texts, path, half=True)
     else:
-        _write_torch(trace(HalfWeights(copy.deepcopy(fused), precision)), texts, path)
+        _write_torch(capture(HalfWeights(copy.deepcopy(fused), precision)), texts, path)
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,11 @@ class _Quantisation:
     keep_float: Sequence[str]
     accurate: bool
 
-    def write(self, kind: str, texts: dict[str, str], path: Path) -> Loss:
-        """The int8 file, with what it loses in its metadata; raises where that is too much."""
+    def write(self, kind: str, texts: dict[str, str], path: Path) -> AccuracyDrop:
+        """Write the int8 file with its loss of accuracy in the metadata; raise above tolerance."""
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             onnx_file, probe = Path(folder, "model.onnx"), Path(folder, "probe.xml")
-            made = make_onnx(trace(self.fused, modules=True))
+            made = make_onnx(capture(self.fused, modules=True))
             ignored = quantise.float_nodes(
                 made.model.graph.all_nodes(), self.fused, self.keep_float
             )
@@ -201,9 +202,9 @@ class _Quantisation:
                 _openvino_from(onnx_file, texts, probe)
             file = ExportedModel(probe if kind == "openvino" else onnx_file)
             quantise.check_runs(self.model, file, SIZES)
-            loss = quantise.measure(self.model, file, self.data)
+            loss = quantise.measure_drop(self.model, file, self.data)
             quantise.refuse_above(loss, self.tolerance, self.accurate)
-            texts = texts | _as_json(quantise.describe("int8", self.data, loss))
+            texts = texts | _as_json(quantise.precision_metadata("int8", self.data, loss))
             if kind == "openvino":
                 _openvino_from(onnx_file, texts, path)
             else:
@@ -212,7 +213,7 @@ class _Quantisation:
         return loss
 
     def _judge(self, path: Path) -> float:
-        return quantise.measure(self.model, ExportedModel(path), self.data).after
+        return quantise.measure_drop(self.model, ExportedModel(path), self.data).after
 
 
 def _as_json(content: dict[str, Any]) -> dict[str, str]:
@@ -220,7 +221,7 @@ def _as_json(content: dict[str, Any]) -> dict[str, str]:
 
 
 def metadata(model: Segmenter) -> dict[str, str]:
-    """What travels in the file, each as JSON; under `hemnet` all that its own programs need."""
+    """The file's metadata as JSON texts; `hemnet` is the whole configuration."""
     config = model.config
     content: dict[str, Any] = {
         "classes": config.classes,
@@ -238,7 +239,7 @@ def metadata(model: Segmenter) -> dict[str, str]:
 def check_parity(
     model: nn.Module, exported: nn.Module, tolerance: float = TOLERANCE
 ) -> list[Parity]:
-    """Compares logits on random images; raises where they differ by more than `tolerance`."""
+    """Compare logits on random images; raise if they differ by more than `tolerance`."""
     stage(f"comparing the file with the model: {len(SIZES)} sizes, {len(BATCHES)} batches")
     random = torch.Generator().manual_seed(0)
     found = []
@@ -261,12 +262,12 @@ def check_parity(
     return found
 
 
-def trace(
+def capture(
     model: nn.Module, size: tuple[int, int] = (65, 97), modules: bool = False
 ) -> ExportedProgram:
-    """A model as a graph for any batch, height and width; `size` is that of an example.
+    """Export a model as a graph for any batch, height and width, with an example of `size`.
 
-    `modules`: nodes know which module they come from.
+    `modules`: keep the name of the module of each node.
     """
     stage("tracing the network for any size")
     images = torch.randn(2, 3, *size)
@@ -275,7 +276,7 @@ def trace(
         program = torch.export.export(model, (images,), dynamic_shapes=(sizes,), strict=False)
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
-            for node in part.graph.nodes:  # where the code lay on the disk of whoever exported
+            for node in part.graph.nodes:  # paths on the machine that exports
                 for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
                     if not (modules and key == "nn_module_stack"):
                         node.meta.pop(key, None)

@@ -90,7 +90,7 @@ def evaluate(
             f"{dataset.info.name} {dataset.split}: no pixel is labelled, so there is nothing to "
             "compare with."
         )
-    return Evaluation(confusion, tuple(dataset.info.classes), tuple(scores))
+    return Evaluation(confusion, tuple(dataset.info.classes), tuple(scores), options)
 
 
 def guessed(dataset: SegmentationDataset) -> Evaluation | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hemnet.data.labels import VOID
+from hemnet.inference.options import EvaluationOptions
 
 
 def confusion_matrix(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
@@ -55,11 +56,13 @@ class Evaluation:
         confusion: classes × classes int64, rows = label.
         classes: names.
         images: id and mIoU of every image.
+        options: how the images were looked at.
     """
 
     confusion: Tensor
     classes: tuple[str, ...]
     images: tuple[ImageScore, ...] = field(default=())
+    options: EvaluationOptions = field(default_factory=EvaluationOptions)
 
     @property
     def miou(self) -> float:

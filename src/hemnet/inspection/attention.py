@@ -1,4 +1,4 @@
-"""Figure 4 of the paper: what the bases attend to, iteration by iteration, and which classes."""
+"""What the bases attend to: the most distinct of them, their classes, features as colours."""
 
 from __future__ import annotations
 
@@ -10,68 +10,48 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hemnet.data.dataset import SegmentationDataset
-from hemnet.data.labels import VOID
-from hemnet.data.transforms import normalise
-from hemnet.em import r_step
 from hemnet.errors import UserError
-from hemnet.inference.evaluate import normalisation
-from hemnet.inspection.em_trace import find_unit, iterate, most_distinct, watching
+from hemnet.inspection.em_trace import analyse, find_unit, trace_unit
 from hemnet.models.segmenter import Segmenter
+from hemnet.nn.em_unit import EMUnit
 from hemnet.nn.geometry import Placement
 from hemnet.progress import track
 
 
-@dataclass(frozen=True)
-class Look:
-    """One image through the unit. h,w: the unit's positions on it."""
+def most_distinct(responsibilities: Tensor, count: int) -> list[int]:
+    """Indices of the bases whose maps K,h,w differ most from each other.
 
-    features: Tensor  # C,h,w: x
-    responsibilities: list[Tensor]  # of every iteration K,h,w
-    rebuilt: list[Tensor]  # of every iteration C,h,w: γ⁽ᵗ⁾μ⁽ᵗ⁾
-    prediction: Tensor  # H,W
-    placement: Placement  # of h,w on H,W
-
-
-@torch.inference_mode()
-def look(model: Segmenter, image: Tensor, iterations: int | None = None) -> Look:
-    """image: 3,H,W uint8. The model is in evaluation mode."""
-    unit = find_unit(model)
-    if unit is None:
-        raise UserError(f"a {model.config.model} has no EM unit to look into")
-    settings = normalisation(model)
-    device = next(model.parameters()).device
-    with watching(unit) as kept:
-        logits = model(normalise(image[None].to(device), settings.mean, settings.std))
-    features = kept[-1].features
-    x, size, plan = features.flatten(2).mT, features.shape[2:], unit.plan(iterations)
-    maps, rebuilt = [], []
-    for gamma, bases in iterate(x, unit.starting_bases(x), plan):
-        maps.append(gamma[0].mT.unflatten(1, size).cpu())
-        means = plan.mixture.means(bases)
-        rebuilt.append(r_step(gamma, means)[0].mT.unflatten(1, size).cpu())
-    prediction = logits.argmax(1)[0].cpu()
-    return Look(features[0].cpu(), maps, rebuilt, prediction, model.backbone.placement)
+    Gram-Schmidt with pivoting: each time the map with the largest variance left after projecting
+    out the chosen ones.
+    """
+    rest = responsibilities.flatten(1).double()
+    rest = rest - rest.mean(1, keepdim=True)
+    chosen: list[int] = []
+    for _ in range(min(count, len(rest))):
+        norms = rest.norm(dim=1)
+        norms[chosen] = -1.0
+        best = int(norms.argmax())
+        chosen.append(best)
+        direction = rest[best] / norms[best].clamp_min(1e-300)
+        rest = rest - (rest @ direction)[:, None] * direction
+    return chosen
 
 
-def choose_bases(seen: Look, count: int, wanted: Sequence[int] | None = None) -> list[int]:
-    """The bases to draw: those asked for (from 1), or the most distinct of the last iteration."""
-    last = seen.responsibilities[-1]
+def choose_bases(
+    responsibilities: Tensor, count: int, wanted: Sequence[int] | None = None
+) -> list[int]:
+    """The bases to draw, from 0: those asked for (from 1), or the `count` most distinct maps."""
     if wanted is None:
-        return most_distinct(last, count)
-    wrong = [k for k in wanted if not 1 <= k <= len(last)]
-    if wrong:
-        raise UserError(f"--bases {wrong[0]}: this model has the bases 1 to {len(last)}")
+        return most_distinct(responsibilities, count)
+    known = len(responsibilities)
+    for k in wanted:
+        if not 1 <= k <= known:
+            raise UserError(f"basis {k}: this model has the bases 1 to {known}.")
     return [k - 1 for k in wanted]
 
 
-def main_colours(maps: Sequence[Tensor]) -> list[Tensor]:
-    """Feature maps C,h,w as pictures h,w,3, in the colours of the first, so that they compare."""
-    colours = Colours.of(maps[0])
-    return [colours.paint(one) for one in maps]
-
-
 @dataclass(frozen=True)
-class Colours:
+class FeatureColours:
     """Features as red, green and blue: the three main directions of a map, and its scale."""
 
     mean: Tensor  # C,1
@@ -80,7 +60,7 @@ class Colours:
     high: Tensor  # up to 3: what is full
 
     @classmethod
-    def of(cls, features: Tensor) -> Colours:
+    def of(cls, features: Tensor) -> FeatureColours:
         """features: C,h,w."""
         flat = features.flatten(1).double()
         mean = flat.mean(1, keepdim=True)
@@ -94,35 +74,56 @@ class Colours:
         seen = directions @ flat
         return cls(mean, directions, seen.quantile(0.02, dim=1), seen.quantile(0.98, dim=1))
 
-    def paint(self, features: Tensor) -> Tensor:
-        """C,h,w → h,w,3 in 0 … 1."""
+    def picture(self, features: Tensor) -> Tensor:
+        """C,h,w → 3,h,w in 0 … 1."""
         projected = self.directions @ (features.flatten(1).double() - self.mean)
         scaled = (projected - self.low[:, None]) / (self.high - self.low).clamp_min(1e-9)[:, None]
         colours = F.pad(scaled.clamp(0, 1), (0, 0, 0, 3 - len(scaled)))  # 3,N
-        return colours.T.reshape(*features.shape[1:], 3)
+        return colours.unflatten(1, features.shape[1:])
 
 
-@torch.inference_mode()
+def attention_by_class(
+    responsibilities: Tensor, labels: Tensor, placement: Placement, classes: int
+) -> Tensor:
+    """How much of each basis falls on each class: K,h,w and labels H,W → K,classes, void left out.
+
+    A position belongs to the class of the pixel it lies on.
+    """
+    rows, columns = map(placement.pixels, responsibilities.shape[1:], labels.shape)
+    labels = labels[rows][:, columns].long()
+    known = labels < classes
+    one_hot = F.one_hot(labels[known], classes).to(responsibilities)  # n,classes
+    return responsibilities[:, known] @ one_hot
+
+
 def class_shares(
-    model: Segmenter, dataset: SegmentationDataset, limit: int | None = None
+    model: Segmenter,
+    dataset: SegmentationDataset,
+    limit: int | None = None,
+    iterations: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What each basis attends to over a data set, K × classes, and how much of all attention.
+    """What each basis attends to over a data set, K × classes, and its share of all attention, K.
 
     A row is the share of the basis' last responsibilities that falls on each class; void positions
-    do not count. The second is K, summing to 1.
+    do not count.
     """
-    mass: Tensor | None = None
+    unit = needed_unit(model)
+    total = torch.zeros(())
     count = min(len(dataset), limit or len(dataset))
     for index in track(range(count), "attention by class", total=count):
         image, mask = dataset.read(index)
-        seen = look(model, image)
-        gamma = seen.responsibilities[-1].double()  # K,h,w
-        rows, columns = map(seen.placement.pixels, gamma.shape[1:], mask.shape)
-        labels = mask[rows][:, columns].long()
-        known = labels != VOID
-        one_hot = F.one_hot(labels[known], dataset.num_classes).double()  # n,classes
-        found = gamma[:, known] @ one_hot
-        mass = found if mass is None else mass + found
-    assert mass is not None
-    total = mass.sum(1)
-    return mass / total.clamp_min(1e-300)[:, None], total / total.sum()
+        analysis = analyse(model, image[None], iterations)
+        assert analysis.features is not None
+        trace = trace_unit(unit, analysis.features, iterations)
+        gamma = trace.responsibilities(trace.iterations)[0].double()
+        total = total + attention_by_class(gamma, mask, analysis.placement, dataset.num_classes)
+    mass = total.sum(1)
+    return total / mass.clamp_min(1e-300)[:, None], mass / mass.sum()
+
+
+def needed_unit(model: Segmenter) -> EMUnit:
+    """The model's EM unit; an error without one."""
+    unit = find_unit(model)
+    if unit is None:
+        raise UserError(f"a {model.config.model} has no EM unit to look into")
+    return unit

@@ -1,34 +1,127 @@
-"""What the EM unit inside a model does with images: responsibilities and bound, step by step."""
+"""What the EM unit inside a model does with an image, iteration by iteration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import hemnet
-from hemnet.em import VonMisesFisher, solver
-from hemnet.em.mixtures import initial
+from hemnet.data.transforms import normalise
+from hemnet.em import VonMisesFisher
+from hemnet.em.mixtures import describe, initial, mixture_from
+from hemnet.em.solver import iterate
 from hemnet.em.sources import Features
+from hemnet.inference.evaluate import normalisation
+from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.sliding_window import Classes, smallest_type
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import EMUnit, Plan, em_units
 from hemnet.nn.geometry import Placement
+from hemnet.nn.health import GLOBAL_MEAN, variance_rebuilt
 
 
 @dataclass(frozen=True)
-class UnitTrace:
-    """responsibilities: of every iteration, B,K,h,w. bound: ELBO per position before the first
-    iteration and after each, averaged over the images; empty for EMANet's unit, which has none."""
+class Analysis:
+    """Images of one size through a model. H,W: pixels, h,w: positions of the EM unit."""
 
-    responsibilities: list[Tensor]
-    bound: list[float]
-    iterations: int  # that the model itself runs
-    health: hemnet.Health
-    placement: Placement  # of h,w on the images
+    classes: Classes  # B,H,W
+    features: Tensor | None  # B,C,h,w float32 that entered EM; None without an EM unit
+    placement: Placement  # of h,w on H,W
+
+
+@torch.inference_mode()
+def analyse(model: nn.Module, images: Tensor, iterations: int | None = None) -> Analysis:
+    """images: B,3,H,W uint8; the model is in evaluation mode. `iterations`: None for its own."""
+    settings, unit = normalisation(model), find_unit(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    images = normalise(images.to(device), settings.mean, settings.std)
+    with em_iterations(model, iterations), recorded_features(unit) as features:
+        classes = predict_classes(model, images, EvaluationOptions())
+    count = int(getattr(model, "config").num_classes)  # noqa: B009
+    return Analysis(
+        classes.to(torch.int32).cpu().numpy().astype(smallest_type(count)),
+        features[-1].cpu() if features else None,
+        model.backbone.placement if isinstance(model, Segmenter) else Placement(),
+    )
+
+
+@dataclass(frozen=True)
+class EMTrace:
+    """EM on the features of images of one size.
+
+    Of an iteration only the bases are kept, K·C numbers: its responsibilities are one E-step away.
+    """
+
+    features: Tensor  # B,C,h,w
+    plan: Plan
+    bases: tuple[Tensor, ...]  # T+1 of B,K,P: before the first iteration and after each
+    bound: tuple[float, ...]  # T+1: ELBO per position, mean over the images; empty without one
+
+    @property
+    def iterations(self) -> int:
+        return len(self.bases) - 1
+
+    def responsibilities(self, t: int) -> Tensor:
+        """B,K,h,w of iteration t = 1 … T."""
+        return _as_maps(self._gamma(t), self.features)
+
+    def rebuilt(self, t: int) -> Tensor:
+        """B,C,h,w: the features that iteration t = 1 … T rebuilds."""
+        return _as_maps(hemnet.r_step(self._gamma(t), self._means(t)), self.features)
+
+    def explained(self, t: int) -> float:
+        """Share of the features' variance that iteration t rebuilds; below 0 is possible."""
+        x = self.features
+        left = (x - self.rebuilt(t)).square().sum()
+        return 1 - float(left / (x - x.mean((2, 3), keepdim=True)).square().sum().clamp_min(1e-30))
+
+    def is_global_mean(self, t: int) -> bool:
+        """Whether iteration t rebuilds every position as the same vector."""
+        return variance_rebuilt(_rows(self.features), self._gamma(t), self._means(t)) < GLOBAL_MEAN
+
+    def _gamma(self, t: int) -> Tensor:
+        return hemnet.e_step(_rows(self.features), self.bases[t - 1], mixture=self.plan.mixture)
+
+    def _means(self, t: int) -> Tensor:
+        return self.plan.mixture.means(self.bases[t])
+
+
+@torch.inference_mode()
+def trace_unit(
+    unit: EMUnit,
+    features: Tensor,
+    iterations: int | None = None,
+    step_size: float | None = None,
+) -> EMTrace:
+    """The unit's EM on features B,C,h,w as `analyse` gives them, computed where these are.
+
+    None stands for what the unit itself does in evaluation.
+    """
+    plan = unit.plan(iterations)
+    steps = plan.steps
+    if step_size is not None and has_bound(plan):
+        steps = (step_size,) * len(steps)
+    mixture = mixture_from(describe(plan.mixture))  # its settings as numbers, for any device
+    plan = plan._replace(mixture=mixture, steps=tuple(map(float, steps)))
+    x = _rows(features)
+    start = unit.starting_bases(x.to(unit.bases.value.device)).float().to(x.device)
+    bases = [initial(start, x, plan.mixture, x.shape[-1])]
+    bound = []
+    if has_bound(plan):
+        gamma = hemnet.e_step(x, bases[0], mixture=plan.mixture)
+        bound.append(_per_position(x, bases[0], gamma, plan))
+    source = Features(plan.mixture.statistics(x))
+    for _, found, moved in iterate(source, bases[0], plan.steps, plan.mixture, keep=True):
+        bases.append(moved)
+        if has_bound(plan):
+            bound.append(_per_position(x, moved, found.responsibilities, plan))
+    return EMTrace(features, plan, tuple(bases), tuple(bound))
 
 
 def find_unit(model: nn.Module) -> EMUnit | None:
@@ -36,25 +129,29 @@ def find_unit(model: nn.Module) -> EMUnit | None:
     return next(iter(em_units(model)), None)
 
 
-class Watched(NamedTuple):
-    """What the unit's EM saw in one pass, and what came of it."""
-
-    features: Tensor  # B,C,h,w in float32, without rows and columns that lie on padding
-    plan: Plan
+def has_bound(plan: Plan) -> bool:
+    """Whether the unit's steps raise a bound; EMANet's do not: its features have any length."""
+    return not (isinstance(plan.mixture, VonMisesFisher) and not plan.mixture.normalise)
 
 
 @contextmanager
-def watching(unit: EMUnit) -> Iterator[list[Watched]]:
-    """Inside, what the unit's EM sees in every pass is put into the list."""
-    kept: list[Watched] = []
+def recorded_features(unit: EMUnit | None) -> Iterator[list[Tensor]]:
+    """Record the features B,C,h,w of every pass through the unit.
+
+    In float32, without rows and columns of padding.
+    """
+    kept: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        assert unit is not None
         mask = named.get("mask", inputs[1] if len(inputs) > 1 else None)
         height, width = (None, None) if mask is None else _extent(mask)
         with torch.no_grad():
-            features = unit.features(inputs[0])
-        kept.append(Watched(features[..., :height, :width].float(), unit.plan()))
+            kept.append(unit.features(inputs[0])[..., :height, :width].float())
 
+    if unit is None:
+        yield kept
+        return
     handle = unit.register_forward_pre_hook(keep, with_kwargs=True)
     try:
         yield kept
@@ -63,80 +160,31 @@ def watching(unit: EMUnit) -> Iterator[list[Watched]]:
 
 
 def _extent(mask: Tensor) -> tuple[int, int]:
-    """Height and width of the part of a mask 1,h,w or B,h,w that lies on some image."""
+    """Height and width of the part of a mask 1,h,w or B,h,w that lies on an image."""
     on_image = mask.flatten(0, -3).any(0) if mask.ndim > 2 else mask
     return int(on_image.any(1).sum()), int(on_image.any(0).sum())
 
 
-def iterate(x: Tensor, bases: Tensor, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-    """Responsibilities B,N,K and the bases B,K,P they lead to, of every iteration on x: B,N,C."""
-    mixture = plan.mixture
-    features, start = Features(mixture.statistics(x)), initial(bases, x, mixture, x.shape[-1])
-    with torch.no_grad():
-        for _, found, moved in solver.iterate(features, start, plan.steps, mixture, keep=True):
-            yield found.responsibilities, moved
+def _rows(features: Tensor) -> Tensor:
+    """B,C,h,w → B,N,C."""
+    return features.flatten(2).mT
 
 
-@torch.no_grad()
-def trace_unit(model: nn.Module, images: Tensor, further: int = 8) -> UnitTrace | None:
-    """Normalised images B,3,H,W through the model, its EM unit watched; None if it has none.
-
-    The bound is followed for `further` iterations when the model itself runs fewer.
-    """
-    unit = find_unit(model)
-    if unit is None:
-        return None
-    with watching(unit) as kept:
-        model(images)
-    features, own = kept[-1].features, len(kept[-1].plan.steps)
-    x = features.flatten(2).mT  # B,N,C
-    plan = unit.plan(max(own, further) if has_bound(kept[-1].plan) else own)
-    start = unit.starting_bases(x)
-    maps: list[Tensor] = []
-    bound: list[float] = []
-    if has_bound(plan):
-        gamma = hemnet.e_step(x, start, mixture=plan.mixture)
-        bound.append(_per_position(x, start, gamma, plan))
-    for gamma, bases in iterate(x, start, plan):
-        if len(maps) < own:
-            maps.append(gamma)
-        if has_bound(plan):
-            bound.append(_per_position(x, bases, gamma, plan))
-    shaped = [gamma.mT.unflatten(2, features.shape[2:]) for gamma in maps]
-    placement = model.backbone.placement if isinstance(model, Segmenter) else Placement()
-    return UnitTrace(shaped, bound, own, unit.health(), placement)
-
-
-def has_bound(plan: Plan) -> bool:
-    """Whether the unit's steps raise a bound: EMANet's do not, its features have any length."""
-    return not (isinstance(plan.mixture, VonMisesFisher) and not plan.mixture.normalise)
+def _as_maps(x: Tensor, like: Tensor) -> Tensor:
+    """B,N,C → B,C,h,w."""
+    return x.mT.unflatten(2, like.shape[2:])
 
 
 def _per_position(x: Tensor, bases: Tensor, gamma: Tensor, plan: Plan) -> float:
     return float(hemnet.elbo(x, bases, gamma, mixture=plan.mixture).mean()) / x.shape[1]
 
 
-def most_distinct(responsibilities: Tensor, count: int) -> list[int]:
-    """Numbers of the bases whose maps K,h,w say most that the ones before them do not.
-
-    Gram-Schmidt with pivoting: each time the map that varies most, after what it shares with the
-    chosen ones is taken out of it.
-    """
-    rest = responsibilities.flatten(1).double()
-    rest = rest - rest.mean(1, keepdim=True)
-    chosen: list[int] = []
-    for _ in range(min(count, len(rest))):
-        norms = rest.norm(dim=1)
-        norms[chosen] = -1.0
-        best = int(norms.argmax())
-        chosen.append(best)
-        direction = rest[best] / norms[best].clamp_min(1e-300)
-        rest = rest - (rest @ direction)[:, None] * direction
-    return chosen
+def spread_out(count: int, wanted: int) -> list[int]:
+    """Up to `wanted` numbers below `count`, evenly spaced, first and last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, wanted)).tolist()})
 
 
-def spread_out(count: int, wanted: int) -> Sequence[int]:
-    """`wanted` numbers below `count`, evenly spaced, first and last among them."""
-    if wanted >= count or wanted == 1:
-        return range(min(count, wanted))
-    return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
+def step_text(steps: Sequence[float] | Tensor) -> str:
+    """0.5 where all step sizes are the same, otherwise one for each iteration."""
+    values = [f"{float(step):.3g}" for step in steps]
+    return values[0] if len(set(values)) == 1 else ", ".join(values)

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: the confusion matrix, and images beside labels and predictions."""
+"""Figures of an evaluation: the confusion matrix, and images beside labels and predictions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
-from hemnet.data.contact_sheet import GAP, INK, PAPER, VOID_COLOUR, colour_labels
+from hemnet.data.contact_sheet import VOID_COLOUR, colour_labels
 from hemnet.data.dataset import Info, SegmentationDataset
-from hemnet.data.labels import VOID
+from hemnet.data.labels import VOID, Colour
 from hemnet.data.transforms import normalise
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
@@ -26,7 +26,7 @@ NUMBERED = 24  # up to this many classes the cells of the matrix carry their num
 
 @dataclass(frozen=True)
 class Example:
-    """An image as it was read, its labels, and what a model saw in it."""
+    """An image, its labels and a model's prediction."""
 
     id: str
     image: Tensor  # 3,H,W uint8
@@ -39,10 +39,12 @@ def examples(
     model: nn.Module,
     dataset: SegmentationDataset,
     ids: Sequence[str],
-    options: EvaluationOptions | None = None,
+    options: EvaluationOptions,
 ) -> list[Example]:
-    """The model's predictions for some images of a data set. The model is in evaluation mode."""
-    options = options or EvaluationOptions()
+    """The model's predictions for some images of a data set. The model is in evaluation mode.
+
+    `options` are those of the evaluation that the examples are shown with.
+    """
     wanted = set(ids)
     places = {name: index for index in range(len(dataset)) if (name := dataset.id(index)) in wanted}
     settings = normalisation(model)
@@ -58,7 +60,7 @@ def examples(
 
 
 def mistakes(example: Example) -> NDArray[np.uint8]:
-    """H,W,3: the image in pale grey, wrong pixels in red, void as in label pictures."""
+    """H,W,3: the image in pale grey, wrong pixels in red, void in its own colour."""
     grey = example.image.float().mean(0).numpy()
     picture = np.repeat((0.45 * grey + 140)[..., None], 3, axis=2)
     wrong = ((example.mask != example.prediction) & (example.mask != VOID)).numpy()
@@ -67,72 +69,58 @@ def mistakes(example: Example) -> NDArray[np.uint8]:
     return picture.astype(np.uint8)
 
 
+def panels(example: Example, palette: Sequence[Colour]) -> dict[str, NDArray[np.uint8]]:
+    """The pictures of an example by name, H,W,3 each."""
+    return {
+        "image": example.image.permute(1, 2, 0).contiguous().numpy(),
+        "labels": colour_labels(example.mask, palette),
+        "prediction": colour_labels(example.prediction, palette),
+        "mistakes": mistakes(example),
+    }
+
+
 def draw_examples(
-    found: Sequence[Example], captions: Sequence[str], info: Info, path: Path, tile: int = 200
+    found: Sequence[Example], captions: Sequence[str], info: Info, path: Path
 ) -> None:
     """A row for each example: image, labels, prediction, mistakes; a legend below."""
-    font = ImageFont.load_default(size=13)
-    line, heads = 20, ("image", "labels", "prediction", "mistakes")
-    sizes = [_fit(example.mask.shape, tile) for example in found]
-    width = 2 * GAP + len(heads) * (max(w for w, _ in sizes) + GAP)
-    present = sorted({int(v) for e in found for m in (e.mask, e.prediction) for v in m.unique()})
-    legend = _legend_places(info, present, width, font)
-    height = line + sum(h + line + GAP for _, h in sizes) + legend[-1][1] + 2 * line
-    sheet = Image.new("RGB", (width, height), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    step = max(w for w, _ in sizes) + GAP
-    for number, head in enumerate(heads):
-        pen.text((2 * GAP + number * step, 4), head, fill=INK, font=font)
-    top = line
-    for example, caption, size in zip(found, captions, sizes, strict=True):
-        pen.text((2 * GAP, top + 2), caption, fill=(120, 120, 126), font=font)
-        top += line
-        panels = (
-            example.image.permute(1, 2, 0).contiguous().numpy(),
-            colour_labels(example.mask, info.palette),
-            colour_labels(example.prediction, info.palette),
-            mistakes(example),
-        )
-        for number, panel in enumerate(panels):
-            smooth = Image.Resampling.LANCZOS if number == 0 else Image.Resampling.NEAREST
-            picture = Image.fromarray(panel).resize(size, smooth)
-            sheet.paste(picture, (2 * GAP + number * step, top))
-        top += size[1] + GAP
-    for name, y, x, colour in legend:
-        pen.rectangle((x, top + y + 1, x + 12, top + y + 13), fill=colour, outline=(120, 120, 120))
-        pen.text((x + 18, top + y - 1), name, fill=INK, font=font)
-    sheet.save(path)
+    heights = [example.mask.shape[0] / example.mask.shape[1] for example in found]
+    figure = Figure(figsize=(8.4, 2.05 * sum(heights) + 0.25 * len(found) + 0.6), dpi=100)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(len(found), 4, squeeze=False, height_ratios=heights)
+    for row, example, caption in zip(axes, found, captions, strict=True):
+        for axis, (name, pixels) in zip(row, panels(example, info.palette).items(), strict=True):
+            axis.imshow(pixels, interpolation="antialiased" if name == "image" else "nearest")
+            title = name if example is found[0] else ""
+            if name == "image":  # the end of a long path says more than its beginning
+                title = caption if len(caption) <= 40 else f"…{caption[-39:]}"
+            axis.set_title(title, fontsize=8, loc="left", color="grey")
+            axis.set_axis_off()
+    masks = [mask.flatten() for example in found for mask in (example.mask, example.prediction)]
+    draw_legend(figure, torch.cat(masks).unique().tolist(), info, "outside lower center", 6)
+    figure.savefig(path)
 
 
-def _fit(shape: Sequence[int], tile: int) -> tuple[int, int]:
-    """Width and height of H,W with the longer side scaled to `tile`."""
-    factor = tile / max(shape)
-    return max(1, round(shape[1] * factor)), max(1, round(shape[0] * factor))
-
-
-def _legend_places(
-    info: Info,
-    present: Sequence[int],
-    width: int,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> list[tuple[str, int, int, tuple[int, int, int]]]:
-    """Name, y, x and colour of every entry, in lines as wide as the sheet."""
-    places, x, y = [], 2 * GAP, GAP
-    for value in present:
-        name = "void" if value == VOID else info.classes[value]
-        colour = VOID_COLOUR if value == VOID else info.palette[value]
-        needed = 36 + int(font.getlength(name))
-        if x + needed > width and x > 2 * GAP:
-            x, y = 2 * GAP, y + 20
-        places.append((name, y, x, colour))
-        x += needed
-    return places
+def draw_legend(
+    figure: Figure, values: Sequence[int], info: Info, place: Any, columns: int
+) -> None:
+    """Colours and names of these class ids."""
+    known = [
+        (VOID_COLOUR, "void") if k == VOID else (info.palette[k], info.classes[k]) for k in values
+    ]
+    patches = [
+        Patch(fc="#{:02x}{:02x}{:02x}".format(*colour), ec="grey", lw=0.5, label=name)
+        for colour, name in known
+    ]
+    figure.legend(
+        handles=patches, loc=place, ncols=columns, frameon=False, fontsize=8.5, handlelength=1,
+        handleheight=1, columnspacing=1.0, handletextpad=0.4, borderaxespad=0.2,
+    )  # fmt: skip
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Rows are labels, each in percent of its pixels; the diagonal is what was right."""
+    """Rows are labels, each in percent of its pixels; the diagonal is the recall."""
     counts = confusion.double()
-    kept = (counts.sum(0) + counts.sum(1) > 0).nonzero().flatten()  # absent classes say nothing
+    kept = (counts.sum(0) + counts.sum(1) > 0).nonzero().flatten()  # absent classes are left out
     counts = counts[kept][:, kept]
     names = [classes[int(k)] for k in kept]
     shares = (100 * counts / counts.sum(1, keepdim=True)).numpy()  # nan where never a label
@@ -141,7 +129,7 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
     side = max(3.0, cell * number + 1.6)
     figure = Figure(figsize=(side + 0.6, side), dpi=120, layout="constrained")
     axis = figure.subplots()
-    axis.set_facecolor("#eeeeee")  # shows through where a class is never a label
+    axis.set_facecolor("#eeeeee")  # seen where a class is never a label
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=100)
     size = 8 if number <= NUMBERED else 5
     axis.set_xticks(range(number), names, rotation=90, fontsize=size)

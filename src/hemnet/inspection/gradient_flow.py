@@ -1,15 +1,15 @@
-"""Gradient flow through unrolled highway EM: what reaches x through each iteration, by which path.
+"""Gradient flow through unrolled highway EM: what reaches x through each iteration and path.
 
 x enters iteration t twice: in the logits of the E-step and in the weighted sum of the N-step.
-Each of these 2·T places gets a leaf of its own that holds a copy of x, so that one backward pass
-tells them apart, exactly.
+Each of these 2·T places gets its own leaf copy of x, so that one backward pass separates them
+exactly.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,9 @@ from hemnet.em.sources import Linear, apply_linear
 from hemnet.em.statistics import Statistics, softmax_of
 from hemnet.inspection.em_trace import find_unit
 from hemnet.nn.em_unit import Plan
+from hemnet.nn.health import Health
 
-Loss = Callable[[EMResult], Tensor]
+ResultLoss = Callable[[EMResult], Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,30 @@ class GradientFlow:
     elbo: Tensor  # T,B after the N-step
     step_sizes: Tensor  # T
     weights: Tensor | None = None  # B,N: how much a position counts
+    health: Health | None = None  # of the unit, in a model
 
     @property
     def total(self) -> Tensor:
         """B,N,C: what autograd finds for x."""
         return (self.n_step + self.e_step).sum(0)
+
+    def means(self) -> dict[str, Tensor]:
+        """Mean absolute gradients and the bound per position, by iteration, and totals.
+
+        The flow of a model also has `ratio`, λ/σ² of the unit's features.
+        """
+        found = {
+            "elbo": self.elbo.mean(1) / self.n_step.shape[2],
+            "n_step": self.n_step.abs().mean((1, 2, 3)),
+            "e_step": self.e_step.abs().mean((1, 2, 3)),
+            "bases": self.bases.abs().mean((1, 2, 3)),
+            "total": self.total.abs().mean(),
+            "n_step_total": self.n_step.sum(0).abs().mean(),
+            "e_step_total": self.e_step.sum(0).abs().mean(),
+        }
+        if self.health is not None:
+            found["ratio"] = torch.tensor(self.health.ratio)
+        return found
 
     def n_step_closed_form(self) -> Tensor:
         """T,B,N,C: Σ_k η_t · w_n γ_nk⁽ᵗ⁾/N_k⁽ᵗ⁾ · ∂loss/∂μ_k⁽ᵗ⁾, which `n_step` must equal."""
@@ -62,11 +82,7 @@ def effective_weights(step_sizes: Tensor) -> Tensor:
 
 
 class LeafCopies:
-    """x: B,N,C with a leaf of its own for each place where it enters an iteration.
-
-    x is in the logits of the E-step and in the weighted sums of the N-step. One backward pass then
-    tells apart what reaches it on each of the 2·T paths, exactly.
-    """
+    """x: B,N,C with a leaf copy for each place where it enters an iteration."""
 
     def __init__(self, x: Tensor, weights: Tensor | None = None) -> None:
         self.x, self.weights = x, weights
@@ -124,7 +140,7 @@ def _thirds(items: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
 def gradient_flow(
     x: Tensor,
     bases: Tensor,
-    loss: Loss,
+    loss: ResultLoss,
     iterations: int = 3,
     step_size: StepSize = 0.5,
     variance: float | Tensor | None = None,
@@ -138,9 +154,9 @@ def gradient_flow(
 
 
 class LeafSolver:
-    """A unit's solver that runs on leaf copies and keeps what it did.
+    """A solver for EM units that runs on leaf copies and keeps each run.
 
-    The unit's output is what it always is; no gradient goes past the leaves to what is before it.
+    The unit's output is unchanged; no gradient reaches the layers before it.
     """
 
     def __init__(self) -> None:
@@ -167,7 +183,7 @@ class LeafSolver:
 def model_gradient_flow(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> GradientFlow:
     """The gradient flow in a model's EM unit; `loss` is called with a copy of the model.
 
-    The model itself is left as it is: its batch norms, bases, mode and gradients.
+    Batch norms, bases, mode and gradients of the model itself do not change.
     """
     twin = copy.deepcopy(model)
     unit = find_unit(twin)
@@ -175,4 +191,4 @@ def model_gradient_flow(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -
         raise ValueError(f"{type(model).__name__} has no EM unit whose gradients could be read")
     unit.solver = solver = LeafSolver()
     value = loss(twin)
-    return solver.kept[-1].gradients(value)
+    return replace(solver.kept[-1].gradients(value), health=unit.health())

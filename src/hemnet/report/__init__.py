@@ -1,4 +1,4 @@
-"""`report.html` of a run folder: one file to look at, with everything inside it."""
+"""`report.html` of a run folder: one self-contained page."""
 
 from hemnet.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, coloured by the page's style sheet, so that they follow its theme."""
+"""Line charts as inline SVG, in the colours of the page's style sheet, light or dark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 40
@@ -15,25 +18,19 @@ LEFT, RIGHT, TOP, BOTTOM = 48, 14, 14, 40
 class Series:
     """style is a class of the style sheet: "a", "b", … and "faint" for raw values."""
 
-    name: str
     x: Sequence[float]
     y: Sequence[float]
     style: str = "a"
     dots: bool = False
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """About `wanted` round numbers that cover the range: 1, 2, 2.5 or 5 · 10ⁿ apart."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"ticks need finite numbers, not {low} to {high}")
-    if high <= low:
-        room = max(abs(low) * 0.05, 1e-9)
+def ticks(low: float, high: float, parts: int = 4, whole: bool = False) -> list[float]:
+    """Round numbers that divide the range into about `parts`."""
+    if low == high:
+        room = 1.0 if whole else max(abs(low) * 0.05, 1e-9)
         low, high = low - room, high + room
-    rough = (high - low) / max(1, wanted - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    locator = MaxNLocator(parts, steps=[1, 2, 2.5, 5, 10], integer=whole)
+    return [float(value) for value in locator.tick_values(low, high)]
 
 
 def line_chart(
@@ -43,15 +40,15 @@ def line_chart(
     y_label: str,
     y_from: float | None = None,
     marker: tuple[float, str] | None = None,
-    whole_x: bool = False,
-) -> str:
-    """Lines over a common axis. `marker` draws a vertical line with a name."""
+) -> Markup:
+    """Lines over a common axis of whole numbers. `marker` draws a vertical line with a name."""
     xs = [x for line in series for x in line.x]
     ys = [y for line in series for y in line.y if math.isfinite(y)]
     if not xs or not ys:
-        return ""
+        return Markup("")
     y_ticks = ticks(min(ys) if y_from is None else y_from, max(ys))
     y_low, y_high = y_ticks[0], y_ticks[-1]
+    x_ticks = ticks(min(xs), max(xs), 5, whole=True)
     x_low, x_high = min(xs), max(xs)
     if x_low == x_high:
         x_low, x_high = x_low - 1, x_high + 1
@@ -67,9 +64,11 @@ def line_chart(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(_text(LEFT - 7, y + 4, number(value), "end"))
-    shown = [v for v in ticks(x_low, x_high, 6) if x_low <= v <= x_high]
-    shown = [v for v in shown if v == round(v)] if whole_x else shown
-    parts += [_text(place(v, y_low)[0], HEIGHT - BOTTOM + 17, number(v)) for v in shown]
+    parts += [
+        _text(place(value, y_low)[0], HEIGHT - BOTTOM + 17, number(value))
+        for value in x_ticks
+        if x_low <= value <= x_high
+    ]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, x_label, kind="label"))
     if marker is not None and x_low <= marker[0] <= x_high:
         x, top = place(marker[0], y_high)
@@ -89,14 +88,14 @@ def line_chart(
                 for x, y in points
             ]
     title = escape(f"{y_label} over {x_label}")
-    return (
+    return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
         f"<title>{title}</title>{''.join(parts)}</svg>"
     )
 
 
 def number(value: float) -> str:
-    """Short: 0.05, 12, 1,500, 20k."""
+    """A number as a short label: 0.05, 12, 1,500, 20k."""
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     if abs(value) >= 1000:

@@ -1,4 +1,4 @@
-"""Table 1 as pictures: heat maps beside the paper's, and the curves over the iterations."""
+"""Table 1 as figures: heat maps beside the paper's, and curves over the iterations."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ from matplotlib.patches import Rectangle
 
 from hemnet.study.ablation import EMANET
 from hemnet.study.figure_style import (
-    EMANET as EMANET_COLOUR,
-)
-from hemnet.study.figure_style import (
     FLOOR,
     HEAT,
     INK,
     iteration_axis,
+    line_style,
     new_figure,
-    save,
-    step_colour,
-    step_label,
-    step_marker,
+    save_figure,
     tidy,
 )
 from hemnet.study.uncertainty import t_critical
@@ -42,7 +37,7 @@ def draw_heat(ours: dict[str, Any], paper: dict[str, Any], title: str, stem: Pat
         _heat(axis, summary)
         axis.set_title(name, fontsize=10.5, loc="left", color=INK)
     axes[0].set_ylabel("iterations in training, T", fontsize=10)
-    return save(figure, stem)
+    return save_figure(figure, stem)
 
 
 def _heat(axis: Axes, summary: dict[str, Any]) -> None:
@@ -100,30 +95,14 @@ def draw_lines(summary: dict[str, Any], y: str, stem: Path) -> list[Path]:
             0.0 if sd is None else t_critical(summary["freedom"]) * sd / len(cell["runs"]) ** 0.5
             for _, cell in known
         ]
-        plain = column == EMANET
         axis.errorbar(
-            x, means, yerr=margin, lw=1.6, ms=5, elinewidth=0.9, capsize=0,
-            color=EMANET_COLOUR if plain else step_colour(float(column)),
-            marker="X" if plain else step_marker(float(column)),
-            ls="--" if plain else "-",
-            label="EMANet" if plain else step_label(float(column)),
-        )  # fmt: skip
+            x, means, yerr=margin, lw=1.6, ms=5, elinewidth=0.9, capsize=0, **line_style(column)
+        )
     for name, floor in summary["floors"].items():
         style, label = _FLOOR_STYLES[name]
-        axis.axhline(floor["mean"], color=FLOOR, lw=1.2, ls=style, label=label)
+        ends, mean = (rows[0], rows[-1]), floor["mean"]
+        axis.errorbar(ends, (mean, mean), color=FLOOR, lw=1.2, ls=style, label=label)
     tidy(axis, x="iterations in training, T", y=y)
     iteration_axis(axis, rows)
-    # A reference line is no container and would come first.
-    handles, labels = axis.get_legend_handles_labels()
-    names = [label for _, label in _FLOOR_STYLES.values()]
-    last = sorted(range(len(labels)), key=lambda i: labels[i] in names)
-    axis.legend(
-        [handles[i] for i in last],
-        [labels[i] for i in last],
-        frameon=False,
-        fontsize=9,
-        ncols=1,
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-    )
-    return save(figure, stem)
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return save_figure(figure, stem)

@@ -1,4 +1,4 @@
-"""Figure 4 drawn: the attention of some bases over the iterations, and classes by basis."""
+"""Figure 4: the attention of some bases over the iterations, and the classes of each basis."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hemnet.data.contact_sheet import colour_labels
 from hemnet.data.dataset import Info
-from hemnet.inspection.attention import Look, main_colours
-from hemnet.inspection.examples import Example, mistakes
-from hemnet.study.figure_style import INK, new_figure, save
+from hemnet.inspection.attention import FeatureColours
+from hemnet.inspection.em_trace import EMTrace
+from hemnet.inspection.examples import Example, draw_legend, panels
+from hemnet.nn.geometry import Placement
+from hemnet.study.figure_style import INK, new_figure, save_figure
 
 ATTENTION = "magma"
 MOST_BASES = 16  # with a row of their own
 
 
 def draw_attention(
-    image: Tensor,
-    mask: Tensor | None,
-    seen: Look,
+    example: Example,
+    labelled: bool,
+    trace: EMTrace,
+    placement: Placement,
     bases: Sequence[int],
     shown: Sequence[int],
     info: Info,
     stem: Path,
 ) -> list[Path]:
-    """Above: image, label, prediction, x. Below: a row for each iteration in `shown`."""
-    height, width = image.shape[1:]
-    place = seen.placement
+    """Above: image, label if there is one, prediction, x. Below: a row for each t in `shown`."""
+    height, width = example.image.shape[1:]
 
     def at_pixels(maps: Tensor) -> NDArray[Any]:
-        """h,w or h,w,3 → H,W or H,W,3."""
-        flat = maps[None] if maps.ndim == 2 else maps.permute(2, 0, 1)
-        large = place.upsample(flat[None], (height, width))[0]
-        return (large[0] if maps.ndim == 2 else large.permute(1, 2, 0)).numpy()
+        """1,h,w or 3,h,w → H,W or H,W,3."""
+        large: NDArray[Any] = placement.upsample(maps[None], (height, width))[0].numpy()
+        return large[0] if len(large) == 1 else large.transpose(1, 2, 0)
 
-    pictures = [at_pixels(one) for one in main_colours([seen.features, *seen.rebuilt])]
+    colours = FeatureColours.of(trace.features[0])
+    gammas = {t: trace.responsibilities(t)[0] for t in shown}
     columns, rows, tile = max(len(bases) + 1, 4), 1 + len(shown), 1.45
     high = tile * height / width
     figure = Figure(figsize=(tile * columns + 0.4, high * rows + 1.42), dpi=200)
@@ -60,23 +60,20 @@ def draw_attention(
             )
             axes[i, j].set_axis_off()
     size = (height, width)
-    head: list[tuple[str, NDArray[Any]]] = [("image", image.permute(1, 2, 0).numpy())]
-    if mask is not None:
-        head.append(("label", colour_labels(mask, info.palette)))
-    head.append(("prediction", colour_labels(seen.prediction, info.palette)))
-    if mask is not None and columns > 4:
-        found = Example("", image, mask, seen.prediction.to(torch.uint8))
-        head.append(("mistakes", mistakes(found)))
-    for axis, (name, picture) in zip(axes[0], head, strict=False):
+    head = panels(example, info.palette)
+    for name in ("labels", "mistakes") if not labelled else () if columns > 4 else ("mistakes",):
+        del head[name]
+    for axis, (name, picture) in zip(axes[0], head.items(), strict=False):
         _show(axis, picture, size, name)
-    _show(axes[0, -1], pictures[0], size, "features x")
-    most = max(float(seen.responsibilities[t - 1][list(bases)].max()) for t in shown)
+    _show(axes[0, -1], at_pixels(colours.picture(trace.features[0])), size, "features x")
+    most = max(float(gamma[list(bases)].max()) for gamma in gammas.values())
     for line, t in zip(axes[1:], shown, strict=True):
         first = t == shown[0]
         for axis, k in zip(line, bases, strict=False):
-            gamma = at_pixels(seen.responsibilities[t - 1][k])
+            gamma = at_pixels(gammas[t][k : k + 1])
             drawn = _show(axis, gamma, size, f"basis {k + 1}" if first else "", vmax=most)
-        _show(line[-1], pictures[t], size, "rebuilt x̃" if first else "")
+        rebuilt = at_pixels(colours.picture(trace.rebuilt(t)[0]))
+        _show(line[-1], rebuilt, size, "rebuilt x̃" if first else "")
         line[0].text(
             -0.05, 0.5, f"t = {t}", transform=line[0].transAxes, rotation=90,
             ha="right", va="center", fontsize=10, color=INK,
@@ -86,23 +83,12 @@ def draw_attention(
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=9)
     bar.ax.set_title("attention γ", fontsize=9.5, loc="left", pad=3)
-    _legend(figure, seen.prediction, mask, info)
-    return save(figure, stem)
-
-
-def _legend(figure: Figure, prediction: Tensor, mask: Tensor | None, info: Info) -> None:
-    """The classes in label or prediction, the most frequent first, as far as there is room."""
-    seen = prediction if mask is None else torch.cat((prediction.flatten(), mask.long().flatten()))
-    counts = torch.bincount(seen.flatten().long(), minlength=256)[: len(info.classes)]
-    order = [int(k) for k in counts.argsort(descending=True) if counts[k]][:9]
-    patches = [
-        Patch(color="#{:02x}{:02x}{:02x}".format(*info.palette[k]), label=info.classes[k])
-        for k in order
-    ]
-    figure.legend(
-        handles=patches, loc="lower right", ncols=3, frameon=False, fontsize=8.5,
-        handlelength=1, handleheight=1, columnspacing=1.0, handletextpad=0.4, borderaxespad=0.2,
-    )  # fmt: skip
+    # The classes in labels or prediction, the most frequent first, as far as there is room.
+    both = torch.cat((example.prediction.flatten(), example.mask.flatten())).long()
+    counts = torch.bincount(both, minlength=256)[: len(info.classes)]
+    present = [k for k in counts.argsort(descending=True).tolist() if counts[k]]
+    draw_legend(figure, present[:9], info, "lower right", 3)
+    return save_figure(figure, stem)
 
 
 def _show(
@@ -122,7 +108,7 @@ def _show(
 def draw_shares(shares: Tensor, weight: Tensor, info: Info, stem: Path) -> list[Path]:
     """Which basis is which class: the bases with most attention, ordered by their main class.
 
-    All others are one row at the end, so that nothing is left out.
+    All others share the last row.
     """
     values, most = shares.numpy(), [float(w) for w in weight]
     used = sorted((k for k, w in enumerate(most) if w > 0.1 / len(most)), key=lambda k: -most[k])
@@ -154,4 +140,4 @@ def draw_shares(shares: Tensor, weight: Tensor, info: Info, stem: Path) -> list[
         axis.axhline(number - 1.5, color="white", lw=3)
     bar = figure.colorbar(drawn, ax=axis, shrink=0.8, label="share of the basis' attention (%)")
     bar.outline.set_visible(False)
-    return save(figure, stem)
+    return save_figure(figure, stem)

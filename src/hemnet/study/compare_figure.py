@@ -1,11 +1,11 @@
-"""The comparison of heads drawn: what they reach over what they cost."""
+"""The comparison of heads as a figure: accuracy beside cost."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from hemnet.study.figure_style import EMANET, FAINT, INK, new_figure, save, tidy
+from hemnet.study.figure_style import EMANET, FAINT, INK, new_figure, save_figure, tidy
 
 OURS = "#21918c"
 
@@ -41,4 +41,4 @@ def draw_compare(summary: dict[str, Any], title: str, stem: Path) -> list[Path]:
         axis.grid(axis="x", color="#e6e8ea", linewidth=0.7)
         axis.tick_params(axis="y", length=0)
     left.tick_params(axis="y", labelsize=10)
-    return save(figure, stem)
+    return save_figure(figure, stem)

@@ -1,4 +1,4 @@
-"""A data set that remembers what it has read, for many runs in one process."""
+"""A data set that keeps what it has read, for many runs in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hemnet.data.dataset import SegmentationDataset
 LIMIT = 2**30  # bytes of images and masks that are kept
 
 
-class Remembered(SegmentationDataset):
+class CachedDataset(SegmentationDataset):
     """The same images as `source`, each read once while there is room."""
 
     def __init__(self, source: SegmentationDataset, limit: int = LIMIT) -> None:
@@ -25,11 +25,10 @@ class Remembered(SegmentationDataset):
         return self.source.id(index)
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
-        if index in self._kept:
-            return self._kept[index]
-        image, mask = self.source.read(index)
-        size = image.nbytes + mask.nbytes
-        if size <= self._room:
-            self._room -= size
+        if index not in self._kept:
+            image, mask = self.source.read(index)
+            if image.nbytes + mask.nbytes > self._room:
+                return image, mask
+            self._room -= image.nbytes + mask.nbytes
             self._kept[index] = image, mask
-        return image, mask
+        return self._kept[index]

@@ -1,8 +1,9 @@
-"""How every figure looks: one colour for one step size everywhere, and PNG beside SVG."""
+"""The style of all figures: one colour per step size; saved as PNG and SVG."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import colormaps
@@ -20,18 +21,23 @@ WIDTH = 7.0  # inches of a full-width figure; text stays readable at half of it
 
 
 def step_colour(eta: float) -> str:
-    """The colour of a step size; one that has no name lies between its neighbours."""
+    """The colour of a step size; others than the paper's are interpolated."""
     if eta in _STEP_COLOURS:
         return _STEP_COLOURS[eta]
     return str(to_hex(colormaps["viridis"](min(max(eta, 0.0), 1.0) * 0.9)))
 
 
-def step_marker(eta: float) -> str:
-    return _MARKERS.get(eta, "P")
-
-
 def step_label(eta: float) -> str:
     return f"η = {eta:g}" + (" (plain EM)" if eta == 1 else "")
+
+
+def line_style(column: str | float) -> dict[str, Any]:
+    """How matplotlib draws a column of a table: a step size, or "emanet"."""
+    if column == "emanet":
+        return {"color": EMANET, "marker": "X", "ls": "--", "label": "EMANet"}
+    eta = float(column)
+    marker = _MARKERS.get(eta, "P")
+    return {"color": step_colour(eta), "marker": marker, "ls": "-", "label": step_label(eta)}
 
 
 def new_figure(width: float = WIDTH, height: float = 3.2) -> Figure:
@@ -39,7 +45,7 @@ def new_figure(width: float = WIDTH, height: float = 3.2) -> Figure:
 
 
 def tidy(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Names, and no more lines than needed."""
+    """Set titles and labels, remove needless lines."""
     axis.set_title(title, fontsize=10, loc="left", color=INK)
     axis.set_xlabel(x, fontsize=9.5)
     axis.set_ylabel(y, fontsize=9.5)
@@ -50,13 +56,13 @@ def tidy(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def iteration_axis(axis: Axes, iterations: list[int]) -> None:
-    """Iteration counts on a doubling scale, each with its number."""
+    """A logarithmic axis with a tick for each number of iterations."""
     axis.set_xscale("log", base=2)
     axis.set_xticks(iterations, [str(t) for t in iterations])
     axis.minorticks_off()
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """STEM.png and STEM.svg; the same figure gives the same bytes."""
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     with mpl.rc_context({"svg.hashsalt": "hemnet", "svg.fonttype": "path"}):

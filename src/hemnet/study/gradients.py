@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from hemnet.inspection.em_trace import find_unit
 from hemnet.inspection.gradient_flow import effective_weights, model_gradient_flow
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.attention import HighwayEMAttention
-from hemnet.study.feature_cache import shared_store
-from hemnet.study.grid import Cell, Datasets
+from hemnet.study.feature_cache import shared_cache
+from hemnet.study.grid import Cell
 from hemnet.study.recipe import for_head
 from hemnet.training.accelerator import computing
 from hemnet.training.config import TrainConfig
@@ -29,6 +29,7 @@ from hemnet.training.loss import SegmentationLoss
 from hemnet.training.memory import passes_of
 from hemnet.training.optim import make_optimizer
 from hemnet.training.setup import (
+    Datasets,
     augmentation_of,
     build_batches,
     build_model,
@@ -50,12 +51,11 @@ def gradient_cells(
     every: int,
     samples: int,
 ) -> list[Cell]:
-    """One training run for each step size and seed, measured every so many steps."""
+    """One training run for each step size and seed, measured every `every` steps."""
     cells = []
     for seed in seeds:
         for eta in step_sizes:
-            config = copy.deepcopy(base)
-            for_head(config, "hemnet")
+            config = for_head(base, "hemnet")
             config.model.options |= {"iterations": iterations, "step_size": eta}
             config.run.seed = seed
             place = {
@@ -68,15 +68,14 @@ def gradient_cells(
 
 
 def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
-    """Train as `hemnet train` does, in memory, and measure before the first step and on."""
+    """Train as `hemnet train` does, without a run folder, and measure from step 0 on."""
     config, (train_set, val_set) = settle(cell.config), data
-    store = shared_store()
-    store.expect(config)
+    cache = shared_cache()
+    cache.expect(config)
     with computing(config.run) as accelerator:
         model = build_model(config, train_set.info).to(accelerator.device)
-        store.attach(model)
-        resolved = resolved_loss(config.loss, train_set)
-        loss = SegmentationLoss(resolved, train_set.num_classes).to(accelerator.device)
+        cache.attach(model)
+        loss = loss_of(config, train_set, accelerator.device)
         fixed = fixed_samples(config, train_set, model, cell.place["samples"])
         optimizer = make_optimizer(model, config.optim)
         step = TrainingStep(model, loss, optimizer, config, accelerator)
@@ -84,19 +83,20 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
         measured: list[dict[str, Any]] = []
         for number in range(config.optim.steps + 1):
             if number % cell.place["every"] == 0 or number == config.optim.steps:
-                measured.append({"step": number, **measure(model, loss, fixed)})
+                measured.append({"step": number, **measure_flow(model, loss, fixed)})
             if number < config.optim.steps:
                 step(number, batches)
-        return {"measurements": measured, **_validation(model, config, val_set)}
+        found: dict[str, Any] = {"measurements": measured}
+        if val_set is not None:
+            options = evaluation_options(config)
+            found["miou"] = evaluate(model, val_set, options, progress=None).miou
+    return found
 
 
-def _validation(
-    model: Segmenter, config: TrainConfig, dataset: SegmentationDataset | None
-) -> dict[str, float]:
-    if dataset is None:
-        return {}
-    found = evaluate(model, dataset, evaluation_options(config), progress=None)
-    return {"miou": found.miou}
+def loss_of(
+    config: TrainConfig, dataset: SegmentationDataset, device: torch.device
+) -> SegmentationLoss:
+    return SegmentationLoss(resolved_loss(config.loss, dataset), dataset.num_classes).to(device)
 
 
 def fixed_samples(
@@ -107,18 +107,15 @@ def fixed_samples(
     100 samples at a batch size of 16 are seven batches of 14 or 15.
     """
     size = min(config.optim.batch_size // passes_of(config.optim), samples)
-    device = next(model.parameters()).device
-    batches = iter(
-        training_batches(
-            dataset,
-            augmentation_of(config, model),
-            batch_size=size,
-            seed=SAMPLE_SEED,
-            device=device,
-        )
-    )
     count = math.ceil(samples / size)
-    drawn = [next(batches) for _ in range(count)]
+    batches = training_batches(
+        dataset,
+        augmentation_of(config, model),
+        batch_size=size,
+        seed=SAMPLE_SEED,
+        device=next(model.parameters()).device,
+    )
+    drawn = list(islice(batches, count))
     images = torch.cat([batch.images for batch in drawn])[:samples]
     masks = torch.cat([batch.masks for batch in drawn])[:samples]
     ids = iter([name for batch in drawn for name in batch.ids])
@@ -133,12 +130,13 @@ def mean_loss(loss: SegmentationLoss, batch: Batch, model: nn.Module) -> torch.T
     return total / max(float(loss.total(batch.masks)), 1.0)
 
 
-def measure(model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]) -> dict[str, Any]:
+def measure_flow(
+    model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]
+) -> dict[str, Any]:
     """Mean absolute gradients and the bound by iteration, averaged over the fixed samples.
 
     In the mode the model is in: batch norms in training mode see the batch, as in training.
     """
-    sums: dict[str, torch.Tensor] = {}
     unit = find_unit(model)
     assert unit is not None
     if not unit.norm.weight.any():
@@ -147,30 +145,17 @@ def measure(model: Segmenter, loss: SegmentationLoss, fixed: Sequence[Batch]) ->
             "a trained model, or one that starts otherwise, with --model.options.gain 0.3"
         )
     samples = sum(len(batch.masks) for batch in fixed)
+    sums: dict[str, torch.Tensor] = {}
     for batch in fixed:
-        share = len(batch.masks) / samples
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SAMPLE_SEED)  # the same dropout every time
             flow = model_gradient_flow(model, partial(mean_loss, loss, batch))
-        positions = flow.n_step.shape[2]
-        found = {
-            "elbo": flow.elbo.mean(1) / positions,
-            "n_step": flow.n_step.abs().mean((1, 2, 3)),
-            "e_step": flow.e_step.abs().mean((1, 2, 3)),
-            "bases": flow.bases.abs().mean((1, 2, 3)),
-            "total": flow.total.abs().mean(),
-            "n_step_total": flow.n_step.sum(0).abs().mean(),
-            "e_step_total": flow.e_step.sum(0).abs().mean(),
-        }
-        for key, value in found.items():
-            sums[key] = sums.get(key, torch.zeros_like(value)) + value * share
-        weights = effective_weights(flow.step_sizes)
-    with torch.no_grad():
-        health = unit.health() if unit._kept is not None else None
+        for key, value in flow.means().items():
+            share = value * (len(batch.masks) / samples)
+            sums[key] = sums[key] + share if key in sums else share
     return {
         **{key: value.tolist() for key, value in sums.items()},
-        "weights": weights.tolist(),
-        "ratio": None if health is None else health.ratio,
+        "weights": effective_weights(flow.step_sizes).tolist(),
     }
 
 
@@ -184,12 +169,12 @@ def measure_model(
 ) -> dict[float, dict[str, Any]]:
     """A trained model as it is, its step size replaced by each of these."""
     model.train()
-    loss = SegmentationLoss(resolved_loss(config.loss, dataset), dataset.num_classes)
+    loss = loss_of(config, dataset, torch.device("cpu"))
     fixed = fixed_samples(config, dataset, model, samples)
     unit = find_unit(model)
     found = {}
     for eta in step_sizes:
         assert isinstance(unit, HighwayEMAttention)
         unit.iterations, unit.step_size = iterations, eta
-        found[eta] = measure(model, loss, fixed)
+        found[eta] = measure_flow(model, loss, fixed)
     return found

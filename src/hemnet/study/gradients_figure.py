@@ -1,4 +1,4 @@
-"""Figure 3 drawn: the bound, both gradients by iteration, and the total during training."""
+"""Figure 3: the bound, both gradients by iteration, and the total during training."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from hemnet.study.figure_style import (
-    FAINT,
-    new_figure,
-    save,
-    step_colour,
-    step_label,
-    step_marker,
-    tidy,
-)
+from hemnet.study.figure_style import FAINT, line_style, new_figure, save_figure, step_colour, tidy
 
 Curves = dict[float, dict[str, Any]]  # step size → a measurement
 
@@ -54,13 +46,11 @@ def draw_flow(
         handles, labels, loc="outside lower center", frameon=False, fontsize=9,
         ncols=3, columnspacing=1.4, handletextpad=0.5,
     )  # fmt: skip
-    return save(figure, stem)
+    return save_figure(figure, stem)
 
 
 def _line(axis: Axes, x: Sequence[float], y: Sequence[float], eta: float) -> None:
-    axis.plot(
-        x, y, color=step_colour(eta), marker=step_marker(eta), ms=4, lw=1.5, label=step_label(eta)
-    )
+    axis.plot(x, y, ms=4, lw=1.5, **line_style(eta))
 
 
 def _bound(axis: Axes, start: Curves) -> None:

@@ -1,8 +1,8 @@
 """A grid of training runs: a folder of run folders that many processes fill.
 
-GRID/runs/NAME is a run folder like any other, with result.json when it is done. A grid goes on
-where it stopped; a cell that fails is marked and the rest goes on. Every worker is a process with
-one thread: for networks this small, cores are better used by several runs than by one.
+GRID/runs/NAME is a run folder like any other, with result.json when it is done. A grid
+resumes where it stopped; a cell that fails is marked and the others continue. Every worker is a
+process with one thread: networks this small use cores better as several runs than as one.
 """
 
 from __future__ import annotations
@@ -14,28 +14,33 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
-from hemnet.data.dataset import Info, SegmentationDataset
+from hemnet.data.dataset import Info
 from hemnet.errors import UserError
 from hemnet.files import read_object, write_text
 from hemnet.progress import progress_bar
 from hemnet.run_folder import RunFolder
-from hemnet.study.feature_cache import shared_store
-from hemnet.training.config import TrainConfig
+from hemnet.study.dataset_cache import CachedDataset
+from hemnet.study.feature_cache import shared_cache
+from hemnet.training.config import DataConfig, TrainConfig
+from hemnet.training.setup import Datasets, open_datasets
 from hemnet.training.signals import StopSignals
 
 RESULT = "result.json"
-Datasets = tuple[SegmentationDataset, SegmentationDataset | None]
-Work = Callable[["Cell", Path, Datasets], dict[str, Any] | None]
+
+CellWork = Callable[["Cell", Path, Datasets], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid; `place` says where in the table: column, row, seed …
+    """One run of a grid; `place` is its position in the table: column, row, seed …
 
     `work` does it: (cell, run folder, data sets) → results, or None when told to stop.
     """
@@ -43,12 +48,12 @@ class Cell:
     name: str
     config: TrainConfig
     place: dict[str, Any] = field(default_factory=dict)
-    work: Work | None = None  # None: train, and report the last validation
+    work: CellWork | None = None  # None: train, and report the last validation
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `run_grid` did: cells that failed, and the signal that stopped it, if any."""
+    """What `run_grid` did: failed cells with their errors, and the signal that stopped it."""
 
     failed: dict[str, str]
     stopped_by: int | None
@@ -69,23 +74,14 @@ def run_grid(
     count = min(workers or free_cores(), len(todo))
     with StopSignals() as signals, progress_bar() as bar:
         task = bar.add_task(f"{count} at a time", total=len(todo))
-        pool = WorkerPool(count, out)
-        start, ended, failed = time.monotonic(), 0, {}
-        try:
-            for name, problem in pool.run(todo, signals):
-                ended += 1
-                bar.advance(task)
-                if problem:
-                    failed[name] = problem
-                left = (time.monotonic() - start) / ended * (len(todo) - ended)
-                text = _line(out, name, problem)
-                bar.console.print(
-                    f"[{ended}/{len(todo)}] {text}   left: {left / 60:.0f} min",
-                    markup=False,
-                    highlight=False,
-                )
-        finally:
-            pool.close()
+        start, failed = time.monotonic(), {}
+        for ended, (name, problem) in enumerate(outcomes(todo, out, count, signals), 1):
+            bar.advance(task)
+            if problem:
+                failed[name] = problem
+            left = (time.monotonic() - start) / ended * (len(todo) - ended)
+            text = f"[{ended}/{len(todo)}] {_line(out, name, problem)}   left: {left / 60:.0f} min"
+            bar.console.print(text, markup=False, highlight=False)
         return Outcome(failed, signals.requested)
 
 
@@ -136,72 +132,88 @@ def _line(out: Path, name: str, problem: str | None) -> str:
     return f"{name}: {found} in {result['seconds']:.0f} s of a core"
 
 
-class WorkerPool:
-    """Worker processes, each with one cell at a time; one that dies takes only its cell along."""
-
-    def __init__(self, count: int, out: Path) -> None:
-        self.out, self.context = out, multiprocessing.get_context("spawn")
-        self.workers: dict[Connection, Any] = {}
-        self.count = count
-
-    def run(self, cells: Sequence[Cell], signals: StopSignals) -> Iterator[tuple[str, str | None]]:
-        """Yield (name, problem or None) as cells end; stops handing out when a signal came."""
-        waiting = list(cells)[::-1]
-        busy: dict[Connection, Cell] = {}
-        while (waiting and signals.requested is None) or busy:
-            while len(busy) < self.count and waiting and signals.requested is None:
-                pipe = self._idle(busy)
-                busy[pipe] = waiting.pop()
-                pipe.send((busy[pipe], str(self.out)))
-            ready = [pipe for pipe in wait(list(busy), timeout=0.5) if isinstance(pipe, Connection)]
-            if signals.requested is not None:
-                for pipe in busy:
-                    self.workers[pipe].terminate()  # the runs save, then end
-            for pipe in ready:
-                cell = busy.pop(pipe)
-                try:
-                    problem = pipe.recv()
-                except (EOFError, ConnectionError):
-                    process = self.workers.pop(pipe)
-                    process.join()
-                    problem = f"its process ended with code {process.exitcode}"
-                    if signals.requested is None:
-                        _write(self.out, cell, {"status": "failed", "error": problem})
-                if problem == _STOPPED or (signals.requested is not None and problem):
-                    continue
-                yield cell.name, problem
-
-    def _idle(self, busy: dict[Connection, Cell]) -> Connection:
-        for pipe in self.workers:
-            if pipe not in busy:
-                return pipe
-        ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs, len(self.workers)), daemon=True)
-        before = {key: os.environ.get(key) for key in _ONE_THREAD}
-        os.environ.update(_ONE_THREAD)  # read when the child's libraries are loaded
-        try:
-            process.start()
-        finally:
-            for key, value in before.items():
-                os.environ.pop(key) if value is None else os.environ.update({key: value})
-        theirs.close()
-        self.workers[ours] = process
-        return ours
-
-    def close(self) -> None:
-        for pipe, process in self.workers.items():
-            pipe.close()  # the worker's recv ends
-            process.join(timeout=60)
-            if process.is_alive():
-                process.terminate()
-
-
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _STOPPED = "stopped"
 
 
-def _work(pipe: Connection, number: int) -> None:
-    """A worker's life: a cell comes, its outcome goes back, until the pipe closes."""
+class _Worker:
+    """Runs one cell after the other in a process of its own, which is replaced if it dies."""
+
+    def __init__(self, number: int, out: Path) -> None:
+        self.number, self.out = number, out
+        self.pool: ProcessPoolExecutor | None = None
+        self.process, self.stopping = 0, False
+
+    def run(self, cell: Cell) -> str | None:
+        """Run a cell; returns the error, None if there was none."""
+        if self.pool is None:
+            context = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(1, context, _begin_worker, (self.number,))
+            self.process = self.pool.submit(os.getpid).result()
+        try:
+            return self.pool.submit(run_cell, cell, self.out).result()
+        except BrokenProcessPool:
+            self.pool, problem = None, "its process was killed: is there enough memory?"
+            if not self.stopping:
+                _write(self.out, cell, {"status": "failed", "error": problem})
+            return problem
+
+    def stop(self) -> None:
+        """Tell the process to stop: a training saves a checkpoint first."""
+        self.stopping = True
+        if self.pool is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process, signal.SIGTERM)
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def outcomes(
+    cells: Sequence[Cell], out: Path, count: int, signals: StopSignals
+) -> Iterator[tuple[str, str | None]]:
+    """Yield (name, error or None) as cells end; after a signal no more are started."""
+    workers = [_Worker(number, out) for number in range(count)]
+    idle: SimpleQueue[_Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def run(cell: Cell) -> str | None:
+        worker = idle.get()
+        problem = _STOPPED if signals.requested is not None else worker.run(cell)
+        idle.put(worker)
+        return problem
+
+    with _one_thread_each(), ThreadPoolExecutor(count) as threads:
+        waiting = {threads.submit(run, cell): cell for cell in cells}
+        while waiting:
+            ended, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            if signals.requested is not None:
+                for worker in workers:
+                    worker.stop()
+            for future in ended:
+                cell, problem = waiting.pop(future), future.result()
+                if problem is None or signals.requested is None:
+                    yield cell.name, problem
+        for worker in workers:
+            worker.close()
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started inside use one thread each in their libraries."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _begin_worker(number: int) -> None:
     import torch
 
     # Ctrl-C reaches every process of a terminal; the grid itself tells its workers to stop.
@@ -209,33 +221,28 @@ def _work(pipe: Connection, number: int) -> None:
     torch.set_num_threads(1)
     if torch.cuda.is_available():  # workers share the GPUs evenly
         torch.cuda.set_device(number % torch.cuda.device_count())
-    data: dict[str, Datasets] = {}
-    while True:
-        try:
-            cell, out = pipe.recv()
-        except EOFError:
-            return
-        problem = run_cell(cell, Path(out), data)
-        pipe.send(problem)
-        if problem == _STOPPED:
-            return
 
 
-def run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
-    """Run one cell to its end; None, or what went wrong."""
-    from hemnet.study.dataset_cache import Remembered
-    from hemnet.training.setup import open_datasets
+_opened: dict[str, Datasets] = {}  # of this process
 
+
+def _datasets(config: DataConfig) -> Datasets:
+    """The data sets of a cell; opened once while successive cells share them."""
+    key = repr(config)
+    if key not in _opened:
+        _opened.clear()
+        train_set, val_set = open_datasets(config)
+        _opened[key] = CachedDataset(train_set), None if val_set is None else CachedDataset(val_set)
+    return _opened[key]
+
+
+def run_cell(cell: Cell, out: Path) -> str | None:
+    """Run one cell to its end; returns the error, None if there was none."""
     run, start = out / "runs" / cell.name, time.process_time()
     if finished(out, cell.name):  # by another process that shares the folder
         return None
     try:
-        key = json.dumps(asdict(cell.config.data), default=str)
-        if key not in data:
-            data.clear()  # the cells of a grid mostly share one
-            train_set, val_set = open_datasets(cell.config.data)
-            data[key] = Remembered(train_set), None if val_set is None else Remembered(val_set)
-        result = (cell.work or _train_cell)(cell, run, data[key])
+        result = (cell.work or _train_cell)(cell, run, _datasets(cell.config.data))
         if result is None:
             return _STOPPED
         seconds = time.process_time() - start
@@ -250,9 +257,9 @@ def run_cell(cell: Cell, out: Path, data: dict[str, Datasets]) -> str | None:
 def _train_cell(cell: Cell, run: Path, data: Datasets) -> dict[str, Any] | None:
     from hemnet.training.loop import train
 
-    store = shared_store()
-    store.expect(cell.config)
-    result = train(cell.config, run, resume=True, quiet=True, data=data, prepare=store.attach)
+    cache = shared_cache()
+    cache.expect(cell.config)
+    result = train(cell.config, run, resume=True, quiet=True, data=data, prepare=cache.attach)
     return _summary(run, data[0].info) if result.stopped_by is None else None
 
 

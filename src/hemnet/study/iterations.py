@@ -19,7 +19,7 @@ from hemnet.inspection.em_trace import find_unit
 from hemnet.nn.attention import EMAttention
 from hemnet.study import paper_results as paper
 from hemnet.study.grid import read_result
-from hemnet.study.uncertainty import mean_sd, pooled
+from hemnet.study.uncertainty import summary_of
 
 EVALUATIONS = "evaluations.json"
 
@@ -34,7 +34,7 @@ class Trained:
 
 
 def models_of(sources: Sequence[Path]) -> list[Trained]:
-    """The best iterations of every column of a grid, all seeds; or models as they are."""
+    """Every column's models with its best iterations, for grids; other models as they are."""
     found: list[Trained] = []
     for source in sources:
         if (source / "runs").is_dir():
@@ -57,7 +57,7 @@ def _number(step_size: Any) -> str:
 
 
 def _best_of_grid(grid: Path) -> list[Trained]:
-    """By the mean over the seeds that all rows of a column have, so that none has an advantage."""
+    """Chosen by the mean over the seeds that all rows of a column have in common."""
     columns: dict[str, dict[int, dict[int, tuple[Path, float]]]] = {}  # column → T → seed → run
     for folder in sorted((grid / "runs").iterdir()):
         result = read_result(folder)
@@ -84,7 +84,7 @@ def evaluate_all(
     out: Path,
     batch: int,
 ) -> list[dict[str, Any]]:
-    """mIoU of every model at every number of iterations; what is in `out` is not done again."""
+    """mIoU of every model at every number of iterations; results in `out` are reused."""
     kept = out / EVALUATIONS
     done = read_object(kept)
     rows = []
@@ -122,20 +122,19 @@ def _key(model: Trained, dataset: SegmentationDataset, iterations: int) -> str:
 def summarise_iterations(rows: Sequence[dict[str, Any]], key: str = "miou") -> dict[str, Any]:
     columns = sorted({r["column"] for r in rows}, key=lambda c: (c == "emanet", c))
     iterations = sorted({r["iterations"] for r in rows})
-    cells: dict[str, dict[str, Any]] = {}
-    for column in columns:
-        cells[column] = {}
-        for t in iterations:
-            runs = [r[key] for r in rows if r["column"] == column and r["iterations"] == t]
-            mean, sd = mean_sd(runs)
-            cells[column][str(t)] = {"mean": mean, "sd": sd, "runs": runs}
-    best = {c: int(max(row, key=lambda t: row[t]["mean"])) for c, row in cells.items()}
-    # Seeds differ in level, not in shape: the spread that matters here is around a model's mean.
+    cells = {
+        column: {
+            t: summary_of([r[key] for r in rows if (r["column"], r["iterations"]) == (column, t)])
+            for t in iterations
+        }
+        for column in columns
+    }
+    best = {c: max(row, key=lambda t: float(row[t]["mean"])) for c, row in cells.items()}
     return {
         "measure": key,
         "iterations": iterations,
         "columns": columns,
-        "cells": cells,
+        "cells": {c: {str(t): cell for t, cell in row.items()} for c, row in cells.items()},
         "best_iterations": best,
         "trained": {r["column"]: r["trained"] for r in rows},
         "gain": {c: _gain(rows, c, best[c], key) for c in columns},
@@ -143,32 +142,15 @@ def summarise_iterations(rows: Sequence[dict[str, Any]], key: str = "miou") -> d
 
 
 def _gain(rows: Sequence[dict[str, Any]], column: str, best: int, key: str) -> dict[str, Any]:
-    """Best iterations minus those of training, model by model."""
+    """Best iterations minus those of training, model by model: seeds differ in level alone."""
     mine = [r for r in rows if r["column"] == column]
     trained = {r["model"]: r[key] for r in mine if r["iterations"] == r["trained"]}
     pairs = [r[key] - trained[r["model"]] for r in mine
              if r["iterations"] == best and r["model"] in trained]  # fmt: skip
-    if not pairs:
-        return {"mean": None, "sd": None, "models": 0}
-    noise = pooled([pairs])
-    return {"mean": fmean(pairs), "sd": noise and noise.sd, "models": len(pairs)}
+    found = summary_of(pairs)
+    return {"mean": found["mean"], "sd": found["sd"], "models": len(pairs)}
 
 
 def paper_iterations() -> dict[str, Any]:
-    cells = {
-        column: {
-            str(t): {"mean": value, "sd": None, "runs": [value]}
-            for t, value in zip(paper.ITERATIONS, printed, strict=True)
-        }
-        for column, printed in paper.TABLE_2.items()
-    }
-    return {
-        "iterations": list(paper.ITERATIONS),
-        "columns": list(paper.TABLE_2),
-        "cells": cells,
-        "best_iterations": {
-            column: paper.ITERATIONS[printed.index(max(printed))]
-            for column, printed in paper.TABLE_2.items()
-        },
-        "trained": dict(paper.TABLE_2_TRAINED),
-    }
+    """The paper's table in the same form."""
+    return paper.as_summary(paper.TABLE_2) | {"trained": dict(paper.TABLE_2_TRAINED)}

@@ -1,4 +1,4 @@
-"""Table 2 drawn: mIoU over the iterations in evaluation, beside the paper's."""
+"""Table 2 as a figure: mIoU over the iterations in evaluation, beside the paper's."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from hemnet.study.figure_style import (
-    EMANET,
-    INK,
-    iteration_axis,
-    new_figure,
-    save,
-    step_colour,
-    step_label,
-    step_marker,
-    tidy,
-)
+from hemnet.study.figure_style import INK, iteration_axis, line_style, new_figure, save_figure, tidy
 
 
 def draw_iterations(
     ours: dict[str, Any], paper: dict[str, Any], title: str, stem: Path
 ) -> list[Path]:
-    """A line for each step size; a ring where a network runs as it was trained."""
+    """A line for each step size; a ring marks the iterations of training."""
     figure = new_figure(7.2, 3.7)
     axes = figure.subplots(1, 2)
     for axis, summary, name in zip(
@@ -31,19 +21,13 @@ def draw_iterations(
     ):
         rows = summary["iterations"]
         for column in summary["columns"]:
-            plain = column == "emanet"
-            colour = EMANET if plain else step_colour(float(column))
+            style = line_style(column)
             means = [summary["cells"][column][str(t)]["mean"] for t in rows]
-            axis.plot(
-                rows, means, color=colour, marker="X" if plain else step_marker(float(column)),
-                ls="--" if plain else "-", ms=4.5, lw=1.6,
-                label="EMANet" if plain else step_label(float(column)),
-            )  # fmt: skip
+            axis.plot(rows, means, ms=4.5, lw=1.6, **style)
             trained = summary["trained"][column]
             if trained in rows:
-                axis.plot(
-                    trained, means[rows.index(trained)], "o", ms=12, mfc="none", mec=colour, mew=1.5
-                )
+                there = means[rows.index(trained)]
+                axis.plot(trained, there, "o", ms=12, mfc="none", mec=style["color"], mew=1.5)
         tidy(axis, name, "iterations in evaluation", "mIoU (%)")
         iteration_axis(axis, rows)
     entries = [axis.get_legend_handles_labels() for axis in axes]
@@ -54,4 +38,4 @@ def draw_iterations(
     handles.append(Line2D([], [], ls="", marker="o", ms=10, mfc="none", mec=INK, mew=1.5))
     labels.append("as trained")
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return save(figure, stem)
+    return save_figure(figure, stem)

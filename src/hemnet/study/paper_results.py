@@ -1,5 +1,10 @@
 """What the paper printed: its Tables 1, 2 and 3, PASCAL VOC val mIoU in percent."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from hemnet.study.uncertainty import summary_of
+
 ITERATIONS = (1, 2, 3, 4, 6, 8, 12, 16)
 STEP_SIZES = (0.1, 0.2, 0.4, 0.8)
 
@@ -30,3 +35,20 @@ TABLE_3: dict[str, tuple[str, float, float]] = {
     "emanet": ("EMANet (512)", 80.05, 81.32),
     "hemnet": ("HEMNet (512)", 81.33, 82.23),
 }
+
+
+def as_summary(table: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
+    """A table of the paper, one run a cell, in the form of a study's own summary."""
+    return {
+        "iterations": list(ITERATIONS),
+        "columns": list(table),
+        "cells": {
+            column: {
+                str(t): summary_of([value]) for t, value in zip(ITERATIONS, printed, strict=True)
+            }
+            for column, printed in table.items()
+        },
+        "best_iterations": {
+            column: ITERATIONS[printed.index(max(printed))] for column, printed in table.items()
+        },
+    }

@@ -41,7 +41,7 @@ def sample_image(size: int = 160) -> Tensor:
     return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)
 
 
-def features_of(image: Tensor) -> Tensor:
+def pixel_features(image: Tensor) -> Tensor:
     """Colour and position of every pixel of an image H,W,3: 1,N,5."""
     height, width, _ = image.shape
     rows, columns = torch.meshgrid(
@@ -52,7 +52,7 @@ def features_of(image: Tensor) -> Tensor:
 
 
 def initial_bases(x: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Bases count,C scattered closely around the mean of x: 1,N,C: they know nothing yet."""
+    """Bases count,C scattered closely around the mean of x: 1,N,C: nearly the same."""
     generator = torch.Generator().manual_seed(seed)
     scatter = torch.randn(count, x.shape[-1], generator=generator)
     return x[0].mean(dim=0) + SCATTER * x[0].std(dim=0) * scatter
@@ -71,7 +71,7 @@ def bound_curves(
     }
 
 
-def draw_iterations(image: Tensor, steps: dict[int, hemnet.Iteration], path: Path) -> None:
+def draw_steps(image: Tensor, steps: dict[int, hemnet.Iteration], path: Path) -> None:
     """A row for each given iteration: the bases' responsibilities and the image rebuilt."""
     height, width, _ = image.shape
     count = next(iter(steps.values())).bases.shape[1]
@@ -121,11 +121,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--step-size must lie in (0, 1]; got {args.step_size}")
     args.out.mkdir(parents=True, exist_ok=True)
     picture = sample_image()
-    x = features_of(picture)
+    x = pixel_features(picture)
     bases = initial_bases(x, args.bases)
     steps = enumerate(hemnet.trace(x, bases, 8, args.step_size, VARIANCE, "rbf"), start=1)
     shown = {t: step for t, step in steps if t in (1, 2, 4, 8)}
-    draw_iterations(picture, shown, args.out / "iterations.png")
+    draw_steps(picture, shown, args.out / "iterations.png")
     curves = bound_curves(x, bases, 12, STEP_SIZES)
     draw_bounds(curves, args.out / "elbo.png")
     text = json.dumps({str(eta): values for eta, values in curves.items()}, indent=1)

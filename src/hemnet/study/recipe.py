@@ -1,17 +1,18 @@
-"""What the studies train: a recipe that learns the scenes' context in half a minute on a core.
+"""The studies' training configuration: learns the scenes' context in half a minute on one core.
 
-Any other data set, backbone or schedule is a configuration of `hemnet train`, and every setting
-is a flag here as there.
+Any configuration of `hemnet train` can take its place, and every setting is a flag.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hemnet.data.scenes import SCENES
 from hemnet.errors import UserError
+from hemnet.models.registry import head_options
 from hemnet.training.config import (
     DataConfig,
     LossConfig,
@@ -56,7 +57,7 @@ def scenes_config() -> TrainConfig:
 
 
 def photograph_config(name: str) -> TrainConfig:
-    """A short schedule for any other data set; `--weights` makes it worth its time."""
+    """A short schedule for any other data set, meant for pretrained weights (`--weights`)."""
     return TrainConfig(
         model=NetworkConfig(backbone="resnet50", output_stride=16, options={"preset": "paper"}),
         data=DataConfig(name=name, crop=(257, 257), workers=0),
@@ -67,7 +68,7 @@ def photograph_config(name: str) -> TrainConfig:
 
 
 def study_config(path: Path | None, flags: Sequence[str]) -> TrainConfig:
-    """A recipe above, or a file of the user's, changed by `--section.name value` flags."""
+    """A recipe above or the user's file, changed by `--section.name value` flags."""
     with TemporaryDirectory() as scratch:
         if path is None:
             name = _given(flags, "data.name") or "scenes"
@@ -77,7 +78,7 @@ def study_config(path: Path | None, flags: Sequence[str]) -> TrainConfig:
         config = read_config(path, flags)
     if config.data.val_split is None:
         raise UserError("a study compares models on data they have not seen: set data.val_split")
-    # One look at the end: the best of many would be chosen by what it is then judged by.
+    # Validated once, at the end: the best of many would be selected on its own test data.
     config.validation.every = config.optim.steps
     config.data.workers = 0  # a worker process of the grid is one core's work
     return config
@@ -92,13 +93,13 @@ def _given(flags: Sequence[str], key: str) -> str | None:
     return None
 
 
-def for_head(config: TrainConfig, name: str) -> None:
-    """Change the network to another head, keeping the options that it shares."""
-    from hemnet.models.registry import head_options
-
+def for_head(config: TrainConfig, name: str) -> TrainConfig:
+    """The same for another head, with the network's options that it shares."""
+    config = copy.deepcopy(config)
     known, width = head_options(name)
     network = config.model
     network.name = name
     network.options = {key: v for key, v in network.options.items() if key in known}
     if width is None:
         network.channels = None
+    return config

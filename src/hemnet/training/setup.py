@@ -36,6 +36,8 @@ from hemnet.training.memory import passes_of
 
 log = logging.getLogger("hemnet")
 
+Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
+
 
 def open_split(config: DataConfig, split: str, length: int | None) -> SegmentationDataset:
     return open_dataset(
@@ -52,8 +54,7 @@ def open_split(config: DataConfig, split: str, length: int | None) -> Segmentati
     )
 
 
-def open_datasets(config: DataConfig) -> tuple[SegmentationDataset, SegmentationDataset | None]:
-    """For training and for validation."""
+def open_datasets(config: DataConfig) -> Datasets:
     train = open_split(config, config.split, config.length)
     if config.val_split is None:
         return train, None
