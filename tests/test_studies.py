@@ -165,6 +165,10 @@ def test_claims_follow_from_the_numbers():
     assert "**62.00** ± 0.10" in text
     assert "EMANet: -2.00 ± " in text
     assert "missing" not in text
+    assert "falls, clearly, as T doubles: -2.00 ± " in text
+    claims["step_size_by_iterations"]["clear"] = False
+    text = ablation_document(summary, None, ablation.paper_ablation())
+    assert "falls, but not distinguishably, as T doubles" in text
 
 
 def test_a_failed_cell_is_shown_and_said():
