@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def gather(
     names = set(dataset.info.classes)
     validation = [line for line in folder.read_metrics("validation") if line["iou"].keys() == names]
     config = run_config(folder.path)
-    own = None if config is None else evaluation_options(config)
+    own = None if config is None else replace(evaluation_options(config), workers=0)
     evaluated = evaluation or evaluate(
         model, Subset(dataset, spread_out(len(dataset), EVALUATED)), own, progress=None
     )

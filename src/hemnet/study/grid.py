@@ -14,7 +14,13 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -184,17 +190,25 @@ def outcomes(
         idle.put(worker)
         return problem
 
-    with _one_thread_each(), ThreadPoolExecutor(count) as threads:
-        waiting = {threads.submit(run, cell): cell for cell in cells}
-        while waiting:
-            ended, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-            if signals.requested is not None:
-                for worker in workers:
-                    worker.stop()
-            for future in ended:
-                cell, problem = waiting.pop(future), future.result()
-                if problem is None or signals.requested is None:
-                    yield cell.name, problem
+    threads = ThreadPoolExecutor(count)
+    waiting: dict[Future[str | None], Cell] = {}
+    try:
+        with _one_thread_each():
+            waiting |= {threads.submit(run, cell): cell for cell in cells}
+            while waiting:
+                ended, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                if signals.requested is not None:
+                    for worker in workers:
+                        worker.stop()
+                for future in ended:
+                    cell, problem = waiting.pop(future), future.result()
+                    if problem is None or signals.requested is None:
+                        yield cell.name, problem
+    finally:
+        if waiting:  # whoever asked has left
+            for worker in workers:
+                worker.stop()
+        threads.shutdown(cancel_futures=True)
         for worker in workers:
             worker.close()
 
