@@ -147,18 +147,20 @@ class _Worker:
     def __init__(self, number: int, out: Path) -> None:
         self.number, self.out = number, out
         self.pool: ProcessPoolExecutor | None = None
-        self.process, self.stopping = 0, False
+        self.process: int | None = None  # its number
+        self.stopping = False
 
     def run(self, cell: Cell) -> str | None:
         """Run a cell; returns the error, None if there was none."""
-        if self.pool is None:
-            context = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(1, context, _begin_worker, (self.number,))
-            self.process = self.pool.submit(os.getpid).result()
         try:
+            if self.pool is None:
+                context = multiprocessing.get_context("spawn")
+                self.pool = ProcessPoolExecutor(1, context, _begin_worker, (self.number,))
+                self.process = self.pool.submit(os.getpid).result()
             return self.pool.submit(run_cell, cell, self.out).result()
         except BrokenProcessPool:
-            self.pool, problem = None, "its process was killed: is there enough memory?"
+            self.pool = self.process = None
+            problem = "its process was killed: is there enough memory?"
             if not self.stopping:
                 _write(self.out, cell, {"status": "failed", "error": problem})
             return problem
@@ -166,7 +168,7 @@ class _Worker:
     def stop(self) -> None:
         """Tell the process to stop: a training saves a checkpoint first."""
         self.stopping = True
-        if self.pool is not None:
+        if self.process is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.process, signal.SIGTERM)
 
