@@ -84,7 +84,7 @@ def answers(folder: Path, backbone: str, stride: int, channels: int, bases: int)
     model = hemnet.create_model(
         "hemnet", 21, backbone, stride, channels=channels, bases=bases, variance="auto"
     )
-    return Answers(Explorer(model, torch.device("cpu")), Limits(), folder)
+    return Answers(Explorer(model), Limits(), folder)
 
 
 def upload(these: Answers, path: Path) -> None:

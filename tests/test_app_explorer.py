@@ -374,7 +374,7 @@ def test_models_without_an_em_unit_say_why_there_is_nothing(tmp_path: Path) -> N
 def test_exported_files_segment(tmp_path: Path) -> None:
     model, out = build(), tmp_path / "model.pt2"
     export_model(model, out, "torch")
-    this = Explorer(ExportedModel(out, trust=True), torch.device("cpu"))
+    this = Explorer(ExportedModel(out, trust=True))
     assert "exported file gives only its result" in this.why_no_unit
     assert "exported file model.pt2" in facts(this)[0]
     assert np.array_equal(this.open(picture(), "x").classes, model.predict(picture()))
@@ -384,7 +384,7 @@ def test_more_than_256_classes_and_step_sizes_for_each_iteration(tmp_path: Path)
     torch.manual_seed(0)
     model = hemnet.create_model("hemnet", 300, "test_resnet", 16, channels=8, bases=4,
                                 step_size=[0.9, 0.4, 0.2])  # fmt: skip
-    these = Answers(Explorer(model, torch.device("cpu")), Limits(), tmp_path)
+    these = Answers(Explorer(model), Limits(), tmp_path)
     found = these.sample("me", 0)
     with Image.open(io.BytesIO(these.class_map("me")[1])) as file:
         assert file.mode == "I;16"

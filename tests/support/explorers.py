@@ -25,7 +25,7 @@ def build(name: str = "hemnet", **options: Any) -> hemnet.Segmenter:
 
 
 def explorer(name: str = "hemnet", **options: Any) -> Explorer:
-    return Explorer(build(name, **options), torch.device("cpu"))
+    return Explorer(build(name, **options))
 
 
 def answers(tmp_path: Path, name: str = "hemnet", **options: Any) -> Answers:

@@ -480,7 +480,7 @@ def app(case: Case) -> int:
     model = hemnet.from_pretrained(case.given / "model")
     folder = case.folder / "own"
     folder.mkdir()
-    answers = Answers(Explorer(model, torch.device("cpu")), Limits(bytes=100_000, side=64), folder)
+    answers = Answers(Explorer(model), Limits(bytes=100_000, side=64), folder)
     app = make_app(answers)
 
     async def all_of_them() -> None:

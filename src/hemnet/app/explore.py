@@ -72,9 +72,8 @@ class OpenImage:
 class Explorer:
     """A model and what the explorer computes with it."""
 
-    def __init__(self, model: Segmenter | ExportedModel, device: torch.device) -> None:
+    def __init__(self, model: Segmenter | ExportedModel) -> None:
         self.model = model.eval()
-        self.device = device
         self.unit = find_unit(model)
         self.names = class_names(model)
         self.palette = full_palette(model.config.palette)

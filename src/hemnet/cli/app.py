@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         from hemnet.inference.open_model import open_model
 
         device, _ = chosen_device(args.device)
-        explorer = Explorer(open_model(args.model, args.trust).to(device), device)
+        explorer = Explorer(open_model(args.model, args.trust).to(device))
         own = samples_of_run(args.model, limits.side)
         answers = Answers(explorer, limits, Path(name), own)
         serve(make_app(answers, is_loopback(args.host)), place, args.open)
