@@ -72,7 +72,7 @@ def test_pooled_spread_and_differences():
     assert noise.sd == pytest.approx(2**0.5)
     gap = difference([1.0, 3.0], [10.0, 12.0], noise)
     assert gap.value == -9
-    assert gap.margin == pytest.approx(4.303 * 2**0.5)  # t · s · sqrt(1/2 + 1/2)
+    assert gap.margin == pytest.approx(4.30265 * 2**0.5)  # t · s · sqrt(1/2 + 1/2)
     assert gap.margin == pytest.approx(noise.least_difference(2))
     assert gap.to_json()["clear"]
     assert pooled([[1.0], [2.0]]) is None
