@@ -85,3 +85,10 @@ def test_spread_positions(positions: int) -> None:
     if positions == 512 * 512:  # every row, and no column more than others
         assert len((chosen // 512).unique()) == 256
         assert int((chosen % 512 * 8 // 512).bincount(minlength=8).min()) >= 28
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beyond_the_distinct_positions_rounding_does_not_decide(seed: int) -> None:
+    """An exported file has to choose the same ones: a basis that is there twice counts twice."""
+    x = torch.randn(2, 25, 16, generator=torch.Generator().manual_seed(seed)) * 5
+    torch.testing.assert_close(farthest_points(x, 64), farthest_points(x.double(), 64).float())

@@ -21,7 +21,9 @@ from hemnet.em.numeric import no_autocast, upcast
 from hemnet.em.sources import Linear, apply_linear
 
 CANDIDATES = 256  # positions of an image that are looked at, or four for each basis
-TIE = 1e-4  # distances this close, relatively, are equal: the first counts, whatever the rounding
+# Distances this close are equal, whatever the rounding, and the first of them counts: relatively,
+# and to the features' squares, which is all that is left where every distinct position is chosen.
+TIE, NOISE = 1e-4, 1e-5
 
 
 @torch.no_grad()
@@ -107,13 +109,15 @@ def _farthest(x: Tensor, count: int, valid: Tensor | None) -> Tensor:
         mean = (share * x).sum(1, keepdim=True) / share.sum(1, keepdim=True).clamp_min(1)
         x = x - mean
         squares = x.square().sum(-1)
-        gap = squares if valid is None else squares.masked_fill(~valid, -1.0)
+        gap = squares if valid is None else squares.masked_fill(~valid, -math.inf)
+        noise = NOISE * gap.amax(1, keepdim=True).clamp_min(0)
         # Distances to the chosen points alone: K products with n rows, not n.
         away, squares = -2 * x, squares.unsqueeze(-1)
         chosen = []
         for _ in range(count):
             best = gap.amax(1, keepdim=True)
-            nearest = (gap >= best - TIE * best.abs()).to(torch.int32).argmax(1, keepdim=True)
+            equal = gap >= best - TIE * best.abs() - noise
+            nearest = equal.to(torch.int32).argmax(1, keepdim=True)
             chosen.append(nearest)  # B,1
             point = x.gather(1, nearest.unsqueeze(-1).expand(-1, -1, x.shape[2]))
             distance = torch.baddbmm(squares, away, point.mT).squeeze(-1)  # but for ‖point‖²
