@@ -230,7 +230,7 @@ class TestMmsegmentation:
     def test_a_missing_configuration_is_asked_for(self, backbone: State, tmp_path: Path) -> None:
         path = tmp_path / "a.pth"
         torch.save(backbone | foreign.mmseg_head("fcn"), path)
-        with pytest.raises(UserError, match="--align-corners"):
+        with pytest.raises(UserError, match="`align_corners`"):
             convert(path, "mmseg")
         assert not convert(path, "mmseg", align_corners=False).model.config.align_corners
         given = convert(path, "mmseg", config=foreign.settings(True)).model
