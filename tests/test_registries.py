@@ -39,7 +39,7 @@ def test_commands_offer_what_the_library_reads():
 def test_documents_name_models_and_data_sets_that_exist(page):
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"model\.name[ :=]+(\w+)", text)
-    named += re.findall(r'create_model\(\s*"(\w+)"', text)
+    named += re.findall(r'hemnet\.create_model\(\s*"(\w+)"', text)
     assert set(named) <= set(hemnet.list_models())
     named = re.findall(r"data\.name[ :=]+(\w+)", text) + re.findall(r'open_dataset\("(\w+)"', text)
     assert set(named) <= set(hemnet.data.list_datasets())
