@@ -233,7 +233,7 @@ def test_mistakes_are_said_and_forgotten(page: Page, tmp_path: Path) -> None:
     cut = tmp_path / "cut.jpg"
     cut.write_bytes(picture(tmp_path / "whole.jpg", 90, 70).read_bytes()[:600])
     for path, words in (
-        (text, r"text\.png: it is no image"),
+        (text, r"text\.png: not an image"),
         (bomb, r"60000×60000 pixels: the limit is 50 megapixels"),
         (cut, r"Cannot read the image cut\.jpg"),
     ):
@@ -260,7 +260,7 @@ def test_files_that_are_too_large_or_no_images(page: Page, tmp_path: Path) -> No
     script = tmp_path / "script.py"
     script.write_text("print()")
     give(page, script)
-    expect_text(page.locator("#status [role=alert]"), r"script\.py: it is no image")
+    expect_text(page.locator("#status [role=alert]"), r"script\.py: not an image")
 
 
 def test_the_class_map_is_the_one_predict_writes(

@@ -165,7 +165,7 @@ def test_a_typing_error_on_the_command_line(
 
 
 def test_a_model_of_ours_has_no_revisions() -> None:
-    with pytest.raises(UserError, match="revision 'v1' is of the hub"):
+    with pytest.raises(UserError, match="revision 'v1' is for models of the hub"):
         hemnet.from_pretrained("camvid", revision="v1")
 
 

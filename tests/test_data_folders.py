@@ -262,8 +262,8 @@ def test_names_that_do_not_match_are_shown_with_the_pattern_that_would(tmp_path)
     with pytest.raises(UserError) as error:
         open_dataset("folder", tmp_path, "train", classes="2")
     text = str(error.value)
-    assert "none of 3 labels is called as one of the 3 images" in text
-    assert "000.jpg needs a label 000.png, and there is 000_mask.png" in text
+    assert "none of the 3 labels has the name of one of the 3 images" in text
+    assert "000.jpg needs the label 000.png; the closest is 000_mask.png" in text
     assert "`labels='{stem}_mask.png'`" in text
     assert "archive" not in text
     assert len(open_dataset("folder", tmp_path, classes="2", labels="{stem}_mask.png")) == 3

@@ -124,7 +124,7 @@ def test_given_classes_keep_their_order_and_unknown_labels_are_reported(tmp_path
     dataset, found = labels(tmp_path / "out", "a")
     assert dataset.info.classes == ("ground", "c", "b")
     assert set(np.unique(found)) == {0, 2}
-    assert "'cat' is none of the given classes: 1 shapes are left out" in said
+    assert "'cat' is not among the given classes: 1 shapes are left out" in said
     assert "pixels without a shape are 'ground'" in said
 
 

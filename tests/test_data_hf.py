@@ -36,7 +36,7 @@ def test_columns_are_found_or_asked_for():
     assert find_columns(Features(image="Image", odd="Image"), None) == ("image", "odd")
     with pytest.raises(UserError, match=r"a \(Image\), b \(Image\).*`columns`"):
         find_columns(Features(a="Image", b="Image"), None)
-    with pytest.raises(UserError, match="'id' is no column of images"):
+    with pytest.raises(UserError, match="'id' is not an image column"):
         find_columns(Features(image="Image", id="Value"), ("image", "id"))
 
 

@@ -241,7 +241,7 @@ def test_a_run_folder_knows_its_data(tmp_path: Path, capsys: pytest.CaptureFixtu
         ((*SCENES, "--window", "1", "2", "3"), "height and width"),
         ((*SCENES, "--overlap", "1"), "--overlap 1.0"),
         ((*SCENES, "--device", "tpu"), "--device tpu"),
-        ((*SCENES, "--json", f"{__file__}/x.json"), "is no folder"),
+        ((*SCENES, "--json", f"{__file__}/x.json"), "is not a folder"),
     ],
 )
 def test_mistakes_are_explained(

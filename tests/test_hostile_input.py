@@ -187,7 +187,7 @@ def test_results_that_cannot_be_written_are_refused_before_the_work(
         ):
             assert "cannot write" in said(capsys, *command, place)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "no right to write" in said(capsys, "costs", "--json", tmp_path / "x.json")
+    assert "no permission to write" in said(capsys, "costs", "--json", tmp_path / "x.json")
 
 
 @contextmanager

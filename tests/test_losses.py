@@ -80,7 +80,7 @@ def test_focal_has_a_finite_gradient_where_the_network_is_sure() -> None:
 
 
 @pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("extra", [{}, {"ohem": 0.5}, {"average": "all"}, {"weights": True}])
+@pytest.mark.parametrize("extra", [{}, {"ohem": 0.5}, {"mean_over": "all"}, {"weights": True}])
 def test_parts_of_a_batch_add_up_to_the_whole(terms: dict, extra: dict) -> None:
     extra = dict(extra)
     weights = [1.0, 2.0, 0.5, 3.0] if extra.pop("weights", False) else None

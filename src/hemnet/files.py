@@ -105,8 +105,8 @@ def check_output(path: Path | None, makes_folder: bool = False) -> None:
     except OSError as error:
         raise UserError(f"cannot write {str(path)[:200]}: {error.strerror}") from None
     if not place.is_dir():
-        raise UserError(f"cannot write {path}: {place} is no folder")
+        raise UserError(f"cannot write {path}: {place} is not a folder")
     if missing and not makes_folder:
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(place, os.W_OK):
-        raise UserError(f"cannot write {path}: no right to write into {place}")
+        raise UserError(f"cannot write {path}: no permission to write into {place}")

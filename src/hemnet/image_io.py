@@ -71,7 +71,7 @@ def open_image(
     except (UserError, MemoryError):
         raise
     except UnidentifiedImageError:
-        reason = f"it is no image, or none in {KINDS}"
+        reason = f"not an image in {KINDS}"
         raise DataError(f"cannot read the image {shown}: {reason}") from None
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

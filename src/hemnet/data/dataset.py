@@ -90,7 +90,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor, str]], ABC):
     def guess(self, index: int, mask: Tensor) -> Tensor | None:
         """The prediction H,W of a known shortcut, given the labels; None where none is known.
 
-        Its figures belong beside every result on the data set; `info.baseline` says what it knows.
+        Its figures belong beside every result on the data set; `info.baseline` describes it.
         """
         return None
 

@@ -47,7 +47,7 @@ def download(
     resumed = part.exists()
     _fetch(archive, part, timeout, tries, pause)
     problem = verify(part, archive)
-    if problem and resumed:  # the start may belong to another version of the file: once, anew
+    if problem and resumed:  # the part may be of another version of the file: start over once
         part.unlink()
         _fetch(archive, part, timeout, tries, pause)
         problem = verify(part, archive)

@@ -164,7 +164,7 @@ def read_pairs(root: Path, split: str) -> SplitFiles:
         image, label = (path.parent / cell for cell in row[:2])
         name = Path(row[0])
         if not name.name:
-            raise UserError(f"{path}, line {number}: {row[0]!r} is no image file.")
+            raise UserError(f"{path}, line {number}: {row[0]!r} is not an image file.")
         pairs.append(Pair(name.with_suffix("").as_posix(), image, label))
     return SplitFiles(pairs, fix=f"Correct the paths in {path}.")
 

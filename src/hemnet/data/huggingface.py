@@ -97,7 +97,7 @@ def find_columns(features: Any, columns: Sequence[str] | None) -> tuple[str, str
         lost = [name for name in columns if name not in found]
         if lost:
             raise UserError(
-                f"columns: {lost[0]!r} is no column of images; this data set has {listed}."
+                f"columns: {lost[0]!r} is not an image column; this data set has {listed}."
             )
         return columns[0], columns[1]
     image = next((name for name in IMAGES if name in found), None)

@@ -89,7 +89,7 @@ def _class_ids(annotations: Annotations, wanted: list[str] | None) -> ClassIds:
         unknown = [name for name in found if name not in wanted]
         count = Counter(s.name for item in annotations.items for s in item.shapes)
         notes += [
-            f"{name!r} is none of the given classes: {count[name]} shapes are left out."
+            f"{name!r} is not among the given classes: {count[name]} shapes are left out."
             for name in unknown
         ]
         first = wanted[0]

@@ -23,7 +23,7 @@ class Pattern:
     """Where the label of an image lies, such as `{stem}_mask.png`, `masks/{stem}.png` or `masks`.
 
     `{stem}` is the image's name without its extension, `{path}` its path below the images' folder.
-    A pattern without either is a folder whose labels are called as the images.
+    A pattern without either is a folder whose labels have the names of the images.
     """
 
     text: str
@@ -77,7 +77,7 @@ def match(
         for path, label in found.items()
         if label is not None
     ]
-    # In one folder with its images, a label is no image that lacks one.
+    # Where labels lie among the images, they are not images without a label.
     alone = [p for p, label in found.items() if label is None and os.path.realpath(p) not in taken]
     lost = [f"{path}: no label for it by the pattern {pattern.text}" for path in alone]
     if not pairs:
@@ -104,15 +104,15 @@ def no_match(images: Path, labels: Path) -> UserError:
         return UserError(f"{labels}: no labels for the {len(pictures)} images. {_seen(labels)}")
     image, label = pictures[0], _closest(pictures[0], marked)
     text = (
-        f"{labels}: none of {len(marked)} labels is called as one of the {len(pictures)} images "
-        f"of {images}: the image {image.name} needs a label {image.stem}.png, and there is "
+        f"{labels}: none of the {len(marked)} labels has the name of one of the {len(pictures)} "
+        f"images in {images}: {image.name} needs the label {image.stem}.png; the closest is "
         f"{label.name}."
     )
     pattern = guess(pictures, marked)
     if pattern is not None:
         return UserError(f"{text} If they belong together: `labels='{pattern}'`.")
     return UserError(
-        f"{text} Rename them, or say how labels are called: `labels='{{stem}}_mask.png'`."
+        f"{text} Rename them, or give the pattern of their names: `labels='{{stem}}_mask.png'`."
     )
 
 
@@ -137,7 +137,7 @@ def no_layout(root: Path) -> UserError:
         )
     return UserError(
         f"{text} It holds {len(pictures)} images, such as {pictures[0].name}. Where labels lie "
-        "beside their images, say how they are called: `labels='{stem}_mask.png'`"
+        "beside their images, give the pattern of their names: `labels='{stem}_mask.png'`"
     )
 
 

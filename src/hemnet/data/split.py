@@ -96,7 +96,7 @@ def _group(name: str, group: str | None) -> str:
     try:
         pattern = re.compile(group)
     except re.error as error:
-        raise UserError(f"group {group!r} is no regular expression: {error}.") from None
+        raise UserError(f"group {group!r} is not a regular expression: {error}.") from None
     if pattern.groups < 1:
         raise UserError(
             f"group {group!r}: put brackets around what images of a group have in common, such "

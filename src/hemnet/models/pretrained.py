@@ -70,7 +70,7 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     else:
         raise UserError(not_found(str(source)))
     if revision is not None:
-        raise UserError(f"revision {revision!r} is of the hub, and {found} is on this computer")
+        raise UserError(f"revision {revision!r} is for models of the hub, and {found} is local")
     return found
 
 

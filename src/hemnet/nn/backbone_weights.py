@@ -66,15 +66,15 @@ def load_weights(module: nn.Module, path: str | Path, partial: bool = False) -> 
     source = _match(target, {k: v for k, v in state.items() if not k.endswith(_COUNTER)})
     if not source:
         raise UserError(
-            f"{path} does not fit this backbone: none of its {len(state)} tensors is called as "
-            f"one of the backbone's (such as {next(iter(target))!r}; the file has "
+            f"{path} does not fit this backbone: none of its {len(state)} tensors has the "
+            f"name of one of the backbone's (such as {next(iter(target))!r}; the file has "
             f"{next(iter(state), 'nothing')!r}). Was it made for another network?"
         )
     if len(source) < ENOUGH * len(target) and not partial:
         missing = tuple(k for k in target if k not in source)
         raise UserError(
             f"{path} has {len(source)} of this backbone's {len(target)} tensors; missing are "
-            f"{_some(missing)}. Was it made for another network? If you want what there is: "
+            f"{_some(missing)}. Was it made for another network? To load those that match: "
             "partial_weights=True (model.partial_weights true)"
         )
     for key, name in source.items():

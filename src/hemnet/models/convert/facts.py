@@ -132,7 +132,7 @@ def _multi_grid(rates: Any, stride: int) -> tuple[int, ...] | None:
     first, others = LAST_STAGE[stride]
     own = [first, *[others] * (len(rates) - 1)]
     if any(rate % base for rate, base in zip(rates, own, strict=True)):
-        raise UserError(f"its multi_grid {tuple(rates)} is no multiple of our dilations {own}")
+        raise UserError(f"its multi_grid {tuple(rates)} is not a multiple of our dilations {own}")
     return tuple(rate // base for rate, base in zip(rates, own, strict=True))
 
 

@@ -155,7 +155,7 @@ def _without_prefix(given: dict[str, Tensor], anchor: str, path: Path, source: s
     if found is None:
         close = difflib.get_close_matches(anchor, given, 3, 0) or ["none"]
         raise UserError(
-            f"{path} is no checkpoint of {source}: none of its {len(given)} tensors is called "
+            f"{path} is not a checkpoint of {source}: none of its {len(given)} tensors is called "
             f"{anchor}; there are {', '.join(close)}"
         )
     prefix = found[: -len(anchor)]

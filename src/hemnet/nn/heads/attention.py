@@ -36,7 +36,7 @@ class AttentionHead(Head):
         concatenate: join the backbone's features to what the classifier would see and mix the two
             by another 3×3 convolution, as mmsegmentation's heads do.
         decoder: up-sample the mixed channels to stride 4, join the backbone's features there, and
-            mix them by a 3×3 convolution to so many channels: the light decoder of DeepLabV3+
+            mix them by a 3×3 convolution to this many channels: the light decoder of DeepLabV3+
             (https://arxiv.org/abs/1802.02611). The logits have stride 4.
         unit: options of the unit.
     """

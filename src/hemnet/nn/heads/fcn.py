@@ -14,7 +14,7 @@ from hemnet.nn.heads.head import MIXED, Head, classifier, conv_bn_relu
 class FCNHead(Head):
     """A classifier on the backbone's last feature: B,C,h,w → B,classes,h,w.
 
-    `hidden` puts two 3×3 convolutions before it, to so many channels and to `mixed`: an attention
+    `hidden` puts two 3×3 convolutions before it, to `hidden` and to `mixed` channels: an attention
     head of that width without its unit. `concatenate` is the attention heads'.
     """
 
