@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from support.documents import PAGES, PROGRAMS, ROOT
 
@@ -126,6 +127,20 @@ def rounded(file: str) -> frozenset[str]:
             if value < 1e9:
                 shown |= {f"{value:.{digits}f}" for digits in range(4)}
     return frozenset(shown)
+
+
+def test_the_first_picture_is_made_by_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import street_picture
+
+    out = tmp_path / "road.jpg"
+    monkeypatch.setattr(sys, "argv", ["street_picture.py", "--width", "96", "--out", str(out)])
+    street_picture.main()
+    with Image.open(out) as picture:
+        assert picture.width > 1000
+        assert len(picture.getcolors(1_000_000) or ()) > 100
 
 
 def test_sources_exist() -> None:
