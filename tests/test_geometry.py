@@ -47,7 +47,7 @@ def centred(name: str, stride: int) -> Backbone:
     is near.
     """
     torch.manual_seed(0)
-    backbone = Backbone(name, stride).double().eval()
+    backbone = Backbone(name, stride).eval()
     for module in list(backbone.modules()):
         for key, child in list(module.named_children()):
             if isinstance(child, nn.MaxPool2d):
@@ -57,7 +57,7 @@ def centred(name: str, stride: int) -> Backbone:
         if isinstance(module, nn.Conv2d):
             out, inward, high, wide = module.weight.shape
             weight = torch.zeros_like(module.weight)
-            each = (0.5 + torch.rand(out, inward, 1, 1).double()) / inward
+            each = (0.5 + torch.rand(out, inward, 1, 1)) / inward
             if high % 2:
                 weight[:, :, high // 2 : high // 2 + 1, wide // 2 : wide // 2 + 1] = each
             else:
@@ -74,14 +74,14 @@ def centred(name: str, stride: int) -> Backbone:
 def centre_of(backbone: Backbone, size: tuple[int, int], place: tuple[int, int]) -> Tensor:
     """Row and column of the centre of mass of |∂feature/∂image| at a place."""
     generator = torch.Generator().manual_seed(3)
-    image = 1e-6 * (1 + torch.rand(1, 3, *size, generator=generator, dtype=torch.float64))
+    image = 1e-6 * (1 + torch.rand(1, 3, *size, generator=generator))
     if "vit" in backbone.name or "convnext" in backbone.name:
         image = 1e6 * image  # far above what a layer norm adds to its variance
     image.requires_grad_()
     feature = backbone(image)[-1][0, :, place[0], place[1]]
-    direction = torch.linspace(0.5, 1.5, len(feature), dtype=torch.float64)
+    direction = torch.linspace(0.5, 1.5, len(feature))
     (gradient,) = torch.autograd.grad((feature * direction).sum(), image)
-    mass = gradient[0].square().sum(0)
+    mass = gradient[0].double().square().sum(0)
     assert mass.sum() > 0
     mass = mass / mass.sum()
     rows, columns = (torch.arange(n, dtype=torch.float64) for n in size)

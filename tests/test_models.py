@@ -30,6 +30,8 @@ def build(name: str, **options: Any) -> hemnet.Segmenter:
         options.setdefault("decoder", 12)
     if name != "fcn":
         options.setdefault("channels", 32)
+    if name in ("hemnet", "emanet"):
+        options.setdefault("bases", 8)
     options.setdefault("backbone", "test_resnet")
     model = hemnet.create_model(name, CLASSES, **options)
     with torch.no_grad():

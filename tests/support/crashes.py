@@ -13,6 +13,9 @@ FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    faulthandler.enable()
+    if not config.pluginmanager.has_plugin("cacheprovider"):
+        return
     folder = config.stash[FOLDER] = config.cache.mkdir("crashes")
     worker = getattr(config, "workerinput", None)
     if worker is None:
@@ -25,7 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    for file in sorted(config.stash[FOLDER].iterdir()):
+    folder = config.stash.get(FOLDER, None)
+    for file in sorted(folder.iterdir()) if folder else ():
         if text := file.read_text(errors="replace"):
             terminalreporter.section(f"crash of {file.stem}", "!", red=True, bold=True)
             terminalreporter.write(text)

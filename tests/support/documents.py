@@ -43,6 +43,7 @@ SMALL = {
     "validation.every": "2",
     "run.tensorboard": "false",
 }
+SMALL_EM = {"model.options.bases": "8"}  # an export repeats for each what finds the first ones
 SMALL_SCENES = {"data.size": "48", "data.length": "8", "data.val_length": "6"}
 SHORTER: dict[str, list[str]] = {
     "demo": ["--steps", "1"],
@@ -158,13 +159,18 @@ def shorter(arguments: list[str]) -> list[str]:
     study = command in ("study ablation", "study gradients", "study compare") and not measures
     if not (study or arguments[0] == "train") or "--resume" in arguments:
         return flags
-    name = "scenes"
+    given: dict[str, Any] = {"data": {"name": "scenes"}, "model": {"name": "hemnet"}}
     if "--config" in arguments:
         file = Path(arguments[arguments.index("--config") + 1])
-        name = yaml.safe_load(file.read_text(encoding="utf-8"))["data"]["name"]
-    if "--data.name" in arguments:
-        name = arguments[arguments.index("--data.name") + 1]
-    settings = SMALL | (SMALL_SCENES if name == "scenes" else {})
+        given |= yaml.safe_load(file.read_text(encoding="utf-8"))
+    data, model = (
+        arguments[arguments.index(f"--{part}.name") + 1]
+        if f"--{part}.name" in arguments
+        else given[part]["name"]
+        for part in ("data", "model")
+    )
+    settings = SMALL | (SMALL_SCENES if data == "scenes" else {})
+    settings |= SMALL_EM if model in ("hemnet", "emanet") and not study else {}
     if study:  # which has short names for two, and they come last
         flags += ["--backbone", settings["model.backbone"], "--weights", "null"]
     return flags + [part for key, value in settings.items() for part in (f"--{key}", value)]

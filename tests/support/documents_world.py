@@ -10,7 +10,7 @@ from hemnet.training.config import TrainConfig
 from hemnet.training.config_parser import read_config
 from hemnet.training.loop import train
 from support import ROOT
-from support.documents import SMALL
+from support.documents import SMALL, SMALL_EM
 from support.tiny_data import folder, ids, image, label
 
 SIDES = (48, 64)
@@ -81,5 +81,5 @@ def stand_ins(root: Path) -> None:
 
 
 def tiny(name: str, root: Path) -> TrainConfig:
-    settings = SMALL | {"data.name": name, "data.root": str(root)}
+    settings = SMALL | SMALL_EM | {"data.name": name, "data.root": str(root)}
     return read_config(None, [part for k, v in settings.items() for part in (f"--{k}", v)])

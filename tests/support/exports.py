@@ -29,6 +29,8 @@ def build(name: str = "hemnet", tiny: bool = True, **options: Any) -> hemnet.Seg
     torch.manual_seed(2)
     if name != "fcn":
         options["channels"] = 16
+    if name in ("hemnet", "emanet"):
+        options.setdefault("bases", 8)  # an export repeats what finds the first ones for each
     if name == "psanet":
         options |= {"mask_size": 3, "shrink": 1}
     model = hemnet.create_model(
