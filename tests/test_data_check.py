@@ -174,6 +174,20 @@ def test_nothing_to_prepare_is_said(hemnet, tmp_path):
     assert (code, "nothing to prepare" in out) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("camvid", "--download"), "cannot be downloaded"),
+        (("folder", "--source", "x"), "--source is not for folder"),
+        (("scenes", "--source", "x"), "--source is not for scenes"),
+    ],
+)
+def test_preparing_refuses_what_would_do_nothing(hemnet, tmp_path, arguments, message):
+    code, _, err = hemnet("prepare", *arguments, "--root", tmp_path)
+    assert code == 2
+    assert message in err
+
+
 def test_labels_are_drawn_in_the_palette():
     scenes = Scenes("val", size=64)
     _, mask = scenes.read(0)

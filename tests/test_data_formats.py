@@ -285,3 +285,8 @@ def test_outlines_are_filled_where_pixel_centres_lie_inside():
 def test_run_lengths_of_another_size_are_refused():
     with pytest.raises(ValueError, match="run lengths of 7"):
         decode_runs([3, 4], 2, 2)
+
+
+def test_unknown_tools_are_answered_with_the_known_ones(tmp_path):
+    with pytest.raises(UserError, match="expected one of labelme, coco-json, cvat"):
+        convert_annotations("labelbox", tmp_path)

@@ -201,23 +201,23 @@ def prepare_dataset(
         labels: for `folder`: see `open_dataset`.
         download: fetch what is missing first, where its licence allows.
     """
-    info, entry = dataset_info(name), OFFICIAL.get(name)
+    dataset_info(name)  # refuses unknown names
+    entry = OFFICIAL.get(name)
+    prepare = None if entry is None else entry.prepare
     _refuse(name, labels, "labels", ("folder",))
-    if name != "folder" and (entry is None or entry.prepare is None):
-        return f"{info.name}: nothing to prepare; it is read as it is distributed."
+    _refuse(name, source, "source", [key for key, other in OFFICIAL.items() if other.prepare])
+    if download and (entry is None or not entry.archives):
+        free = ", ".join(key for key, other in OFFICIAL.items() if other.archives)
+        raise UserError(f"{name} cannot be downloaded for you; only {free} can.")
+    if name == "folder":
+        return write_classes(Path(_given(name, root)), labels)
+    if prepare is None:
+        return f"{name}: nothing to prepare; it is read as it is distributed."
     place = Path(_given(name, root))
-    if download:
-        if entry is None or not entry.archives:
-            raise UserError(
-                f"{name} cannot be downloaded for you: its licence or its host forbids it."
-            )
+    if download and entry is not None:
         for archive, brings in entry.archives:
             obtain(archive, place, brings)
-    if name == "folder":
-        return write_classes(place, labels)
-    assert entry is not None
-    assert entry.prepare is not None
-    return entry.prepare(place, None if source is None else Path(source))
+    return prepare(place, None if source is None else Path(source))
 
 
 def _refuse(

@@ -50,6 +50,8 @@ def convert_annotations(
         out: the new folder; None: beside the root, with -prepared in its name.
         classes: in their order, as `find_classes` takes them; None: those of the annotations.
     """
+    if name not in READERS:
+        raise UserError(f"annotations {name!r}: expected one of {', '.join(READERS)}.")
     for place in (root, source):
         if place is not None and not place.exists():
             raise UserError(f"{place}: no such file or folder.")
