@@ -29,7 +29,7 @@ app: $(READY) ## explore the demo's model in the browser; `make demo` first
 
 # In several processes, each file in one of them: a crash is a failure of the test that it names.
 test: $(READY) ## the whole test suite
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 2 --durations 25
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 2 --durations 25
 
 fuzz: $(READY) ## hostile inputs by the thousand, about an hour; see docs/reliability.md
 	$(BIN)/python tests/fuzz.py

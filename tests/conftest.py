@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from support import app_server, crashes, special
+from support import app_server, crashes, longest_first, special
 
 settings.register_profile(
     "hemnet",
@@ -29,7 +29,7 @@ settings.load_profile("hemnet")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for plugin in (crashes, special):
+    for plugin in (crashes, longest_first, special):
         config.pluginmanager.register(plugin)
 
 

@@ -137,7 +137,7 @@ CHANGED = {  # new name → a value that is not the default
 def test_old_names_are_read_with_one_warning(
     old: str, new: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config_parser._say_renamed.cache_clear()
+    config_parser.warn_of_old_name.cache_clear()
     value = CHANGED[new]
     section, _, name = old.partition(".")
     file = tmp_path / "a.yaml"

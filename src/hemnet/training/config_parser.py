@@ -84,12 +84,12 @@ def renamed(key: str) -> str:
     """The name that a setting has now, said once where it was called otherwise."""
     if key not in RENAMED:
         return key
-    _say_renamed(key)
+    warn_of_old_name(key)
     return RENAMED[key]
 
 
 @functools.cache
-def _say_renamed(key: str) -> None:
+def warn_of_old_name(key: str) -> None:
     log.warning("%s is now called %s; the old name still works", key, RENAMED[key])
 
 
