@@ -81,10 +81,10 @@ def _classes(
     """Names, and a data set's colours."""
     if text is None:
         return None, None
-    from hemnet.data.catalog import CATALOG
+    from hemnet.data.catalog import dataset_info, list_datasets
     from hemnet.data.class_lists import find_classes
 
-    info = CATALOG.get(text)
+    info = dataset_info(text) if text in list_datasets() else None
     if info is not None and info.classes:
         return info.classes, info.palette
     names, colours, _ = find_classes(Path(), text)

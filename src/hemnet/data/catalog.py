@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hemnet.data import folders
 from hemnet.data import huggingface as hf
@@ -26,10 +27,11 @@ from hemnet.data.datasets.voc import VOC
 from hemnet.data.download import obtain
 from hemnet.data.entry import Entry, SplitFiles
 from hemnet.data.folder_classes import write_classes
+from hemnet.data.generated import GeneratedDataset
 from hemnet.data.label_matching import no_layout
 from hemnet.data.labels import LabelEncoding
-from hemnet.data.recall import RECALL, Recall
-from hemnet.data.scenes import SCENES, Scenes
+from hemnet.data.recall import Recall
+from hemnet.data.scenes import Scenes
 from hemnet.errors import UserError
 
 log = logging.getLogger("hemnet")
@@ -49,24 +51,23 @@ OWN = {
         Info("hf", "a Hugging Face data set", (), (), {}),
     )
 }
-GENERATED = {"scenes": Scenes, "recall": Recall}
-CATALOG: dict[str, Info] = {
-    **{name: entry.info for name, entry in OFFICIAL.items()},
-    **OWN,
-    **{"scenes": SCENES, "recall": RECALL},
-}
+GENERATED: dict[str, type[GeneratedDataset]] = {"scenes": Scenes, "recall": Recall}
 
 
 def list_datasets() -> list[str]:
     """Names that `open_dataset` knows."""
-    return list(CATALOG)
+    return [*OFFICIAL, *OWN, *GENERATED]
 
 
 def dataset_info(name: str) -> Info:
     """Classes, colours and official splits of a data set, without its files."""
-    if name not in CATALOG:
-        raise UserError(f"data set {name!r}: expected one of {', '.join(CATALOG)}.")
-    return CATALOG[name]
+    if name in OFFICIAL:
+        return OFFICIAL[name].info
+    if name in GENERATED:
+        return GENERATED[name].info
+    if name in OWN:
+        return OWN[name]
+    raise UserError(f"data set {name!r}: expected one of {', '.join(list_datasets())}.")
 
 
 def list_splits(
@@ -139,20 +140,16 @@ def open_dataset(
         (torch.Size([3, 96, 96]), torch.Size([96, 96]), 'val-0-0')
     """
     info = dataset_info(name)
-    _refuse(name, classes, "classes", OWN)
-    _refuse(name, labels, "labels", ("folder",))
-    _refuse(name, columns, "columns", ("hf",))
-    for value, option in ((size, "size"), (length, "length"), (seed, "seed")):
-        _refuse(name, value, option, GENERATED)
-    _refuse(name, groups, "groups", ("recall",))
-    read = [other for other in CATALOG if other not in GENERATED]
-    for given, option in ((root, "root"), (label_map, "label_map")):
-        _refuse(name, given, option, read)
+    drawn: dict[str, Any] = {"size": size, "length": length, "seed": seed}
+    _refuse(name, OWN, classes=classes)
+    _refuse(name, ["folder"], labels=labels)
+    _refuse(name, ["hf"], columns=columns)
+    _refuse(name, GENERATED, **drawn)
+    _refuse(name, ["recall"], groups=groups)
+    _refuse(name, [*OFFICIAL, *OWN], root=root, label_map=label_map)
     if name in GENERATED:
-        options = {"size": 128 if size is None else size, "length": length, "seed": seed or 0}
-        if groups is not None:
-            options["groups"] = groups
-        return GENERATED[name](split, **options)
+        given = {k: v for k, v in (drawn | {"groups": groups}).items() if v is not None}
+        return GENERATED[name](split, **given)
     base = Path(_given(name, root)).expanduser() if name == "hf" else _folder(name, root)
     if name in OWN:
         names, colours, void = find_classes(base, classes, labels)
@@ -204,8 +201,8 @@ def prepare_dataset(
     dataset_info(name)  # refuses unknown names
     entry = OFFICIAL.get(name)
     prepare = None if entry is None else entry.prepare
-    _refuse(name, labels, "labels", ("folder",))
-    _refuse(name, source, "source", [key for key, other in OFFICIAL.items() if other.prepare])
+    _refuse(name, ["folder"], labels=labels)
+    _refuse(name, [key for key, other in OFFICIAL.items() if other.prepare], source=source)
     if download and (entry is None or not entry.archives):
         free = ", ".join(key for key, other in OFFICIAL.items() if other.archives)
         raise UserError(f"{name} cannot be downloaded for you; only {free} can.")
@@ -220,12 +217,11 @@ def prepare_dataset(
     return prepare(place, None if source is None else Path(source))
 
 
-def _refuse(
-    name: str, value: object, option: str, meant_for: Sequence[str] | Mapping[str, object]
-) -> None:
+def _refuse(name: str, meant_for: Collection[str], **given: object) -> None:
     """An option that would do nothing is a mistake worth reporting."""
-    if value is not None and name not in meant_for:
-        raise UserError(f"`{option}` is not for {name}, but for {', '.join(meant_for)}.")
+    for option, value in given.items():
+        if value is not None and name not in meant_for:
+            raise UserError(f"`{option}` is not for {name}, but for {', '.join(meant_for)}.")
 
 
 def _usable(

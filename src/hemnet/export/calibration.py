@@ -9,7 +9,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from hemnet.data.catalog import CATALOG, GENERATED, open_dataset
+from hemnet.data.catalog import GENERATED, list_datasets, open_dataset
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.export.quantise import Calibration
@@ -62,7 +62,7 @@ def calibration_data(
     """
     if images < 1 or held_out < 1:
         raise UserError("int8 needs at least one image to calibrate on and one to judge by.")
-    if data in CATALOG and not (root is None and Path(data).exists()):
+    if data in list_datasets() and not (root is None and Path(data).exists()):
         train, val = _datasets(data, source, root)
         names = model.config.classes
         if train.num_classes != model.config.num_classes or (
