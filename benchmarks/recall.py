@@ -23,7 +23,7 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +144,7 @@ class Case(NamedTuple):
     unit: str
     options: dict[str, Any]
     bases: int | None
-    groups: int
+    groups: int | None  # None: `data.name: recall` with 2 to 12 groups (`recall_images.py`)
     seed: int
     steps: int
 
@@ -154,6 +154,7 @@ class Case(NamedTuple):
 
 def learn(case: Case, measure_at: Collection[int] = ()) -> dict[str, Any]:
     """Train and test once; `measure_at`: steps before which gradients are measured."""
+    assert case.groups is not None
     start = time.perf_counter()
     torch.manual_seed(case.seed)
     unit = UNITS[case.unit](case.bases, **case.options)
@@ -175,7 +176,12 @@ def learn(case: Case, measure_at: Collection[int] = ()) -> dict[str, Any]:
     with torch.no_grad():
         found = accuracy(sample, network(sample.points).argmax(-1))
     health = str(unit.health()) if hasattr(unit, "health") else None
-    row = {"accuracy": found, "health": health, "seconds": time.perf_counter() - start}
+    row = {
+        "accuracy": found,
+        "health": health,
+        "seconds": time.perf_counter() - start,
+        "majority": majority(case.groups),
+    }
     return row | ({"gradients": flow} if measure_at else {})
 
 
@@ -191,35 +197,45 @@ def gradients(network: nn.Module, groups: int) -> dict[str, list[float]]:
     return {name: grads.abs().mean((1, 2, 3)).tolist() for name, grads in paths.items()}
 
 
-def run_all(args: argparse.Namespace) -> None:
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    done = {Case(*(row[name] for name in Case._fields)).key() for row in read(args.out)}
+def all_cases(args: argparse.Namespace, groups: Iterable[int | None]) -> list[Case]:
     cases = [
         Case(
             unit,
             args.options if unit in ("hem", "mean") else {},
             None if unit in WITHOUT_BASES else bases,
-            groups,
+            count,
             seed,
-            args.steps or STEPS[groups],
+            args.steps or STEPS[count],
         )
         for seed in range(args.first_seed, args.first_seed + args.seeds)
-        for groups in args.groups
+        for count in groups
         for bases in args.bases
         for unit in args.units
     ]
-    mine, shards = (int(part) for part in args.shard.split("/"))
-    for case in list({case.key(): case for case in cases}.values())[mine::shards]:
+    return list({case.key(): case for case in cases}.values())
+
+
+def run_all(cases: Iterable[Case], path: Path, learn: Callable[[Case], dict[str, Any]]) -> None:
+    """Append a line for every case that the file does not have."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {Case(*(row[name] for name in Case._fields)).key() for row in read(path)}
+    for case in cases:
         if case.key() in done:
             continue
-        row = case._asdict() | learn(case, args.measure_at) | {"majority": majority(case.groups)}
-        with args.out.open("a", encoding="utf-8") as file:
+        row = case._asdict() | learn(case)
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         console.print(
-            f"{case.unit} {case.options or ''} K {case.bases} groups {case.groups} seed "
-            f"{case.seed}: {row['accuracy']:.1f}% (majority {row['majority']:.1f}%, "
+            f"{case.unit} {case.options or ''} K {case.bases} groups {case.groups or '2 to 12'} "
+            f"seed {case.seed}: {row['accuracy']:.1f}% (majority {row['majority']:.1f}%, "
             f"{row['seconds']:.0f} s)", highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+
+def learn_all(args: argparse.Namespace) -> None:
+    mine, shards = (int(part) for part in args.shard.split("/"))
+    cases = all_cases(args, args.groups)[mine::shards]
+    run_all(cases, args.out, lambda case: learn(case, args.measure_at))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -228,15 +244,16 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> None:
     """Median, worst and number of runs of everything that was learned."""
-    groups = sorted({row["groups"] for row in rows})
+    majorities = {row["groups"]: row["majority"] for row in rows}
     found: dict[tuple[str, str, str], dict[int, list[float]]] = defaultdict(dict)
     for row in rows:
         name = row["unit"], json.dumps(row["options"]), str(row["bases"] or "")
         found[name].setdefault(row["groups"], []).append(row["accuracy"])
     shown = Table("unit", "options", "K", title="Accuracy in percent: median, worst (runs)")
+    groups = sorted(majorities, key=lambda count: count or 0)
     for count in groups:
-        shown.add_column(f"{count} groups", justify="right")
-    shown.add_row("majority", "", "", *(f"{majority(count):.1f}" for count in groups))
+        shown.add_column(f"{count or '2 to 12'} groups", justify="right")
+    shown.add_row("majority", "", "", *(f"{majorities[count]:.1f}" for count in groups))
     for (unit, options, bases), by_groups in sorted(found.items()):
         cells = [
             f"{statistics.median(values):.1f}, {min(values):.1f} ({len(values)})"
@@ -320,7 +337,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore", hemnet.BasesWarning)  # a collapse is among the results
-    {"learn": run_all, "table": lambda a: table(read(a.out)), "cost": cost}[args.action](args)
+    {"learn": learn_all, "table": lambda a: table(read(a.out)), "cost": cost}[args.action](args)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ from hemnet.errors import UserError
 
 GROUND, LAMP, LIT, UNLIT = range(4)
 GROUPS = (2, 12)
-REACH = 0.25  # least gap between a lamp's glow and its things, as a share of the shorter side
-GLOW = 1.6  # the light of a lamp ends this many radii from its centre
+REACH = 0.25  # least gap between a lamp and its things, as a share of the shorter side
 EXTENT = 1.3  # no outline leaves the circle of this many radii
 
 RECALL = Info(
@@ -128,22 +127,23 @@ def plan(rng: np.random.Generator, height: int, width: int, groups: int | None =
     short = min(height, width)
     lamps: list[Item] = []
     for group in range(count):
-        radius = short * rng.uniform(0.055, 0.07)
-        spots = border_spots(rng, height, width, 1.3 * radius)
+        radius = short * rng.uniform(0.075, 0.09)
+        margin = EXTENT * radius
+        spots = np.concatenate([border_spots(rng, height, width, margin) for _ in range(3)])
         gaps = [np.hypot(spots[:, 0] - other.y, spots[:, 1] - other.x) for other in lamps]
         y, x = spots[int(np.min(gaps, axis=0).argmax()) if gaps else 0]  # well apart
         lamps.append(Item(group, float(y), float(x), radius, float(rng.uniform(0, 2 * np.pi))))
     things: list[Item] = []
-    for number in range(max(count, int(rng.integers(6, 15)))):
+    for number in range(max(count, int(rng.integers(8, 15)))):
         lamp = lamps[number % count]
-        radius = short * 0.05 * 1.9 ** rng.random()
+        radius = short * 0.06 * 1.5 ** rng.random()
         angle = float(rng.uniform(0, 2 * np.pi))
-        spots = EXTENT * radius + rng.random((48, 2)) * (
+        spots = EXTENT * radius + rng.random((96, 2)) * (
             height - 2 * EXTENT * radius,
             width - 2 * EXTENT * radius,
         )
         far = np.hypot(spots[:, 0] - lamp.y, spots[:, 1] - lamp.x)
-        spots = spots[far >= REACH * short + GLOW * lamp.radius + EXTENT * radius]
+        spots = spots[far >= REACH * short + EXTENT * (lamp.radius + radius)]
         room = np.full(len(spots), np.inf)  # to the nearest other item, over what both need
         for item, share in (*((lamp, 1.25) for lamp in lamps), *((t, 0.85) for t in things)):
             gap = np.hypot(spots[:, 0] - item.y, spots[:, 1] - item.x)
@@ -186,13 +186,10 @@ def paint(rng: np.random.Generator, layout: Layout, height: int, width: int) -> 
 
 def _lamp(canvas: Canvas, look: Look, lamp: Item, lit: bool) -> None:
     """A dark disc that carries a body with the group's look; a bright or a black core in it."""
-    window = canvas.window(lamp.y, lamp.x, GLOW * lamp.radius)
+    window = canvas.window(lamp.y, lamp.x, lamp.radius + 2)
     assert window is not None  # lamps stand inside
     rows, columns, dy, dx = window
     away, part = np.hypot(dy, dx), canvas.pixels[:, rows, columns]
-    if lit:
-        halo = np.clip((GLOW - away / lamp.radius) / (GLOW - 1), 0, 1) ** 2
-        part += 0.6 * halo * (250 - part)
     part += np.clip(0.5 + lamp.radius - away, 0, 1) * (26 - part)
     _body(canvas, look, lamp, LAMP, share=0.86)
     core = np.clip(0.5 + 0.36 * lamp.radius - away, 0, 1)
