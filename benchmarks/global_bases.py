@@ -31,7 +31,7 @@ from hemnet.inference.evaluate import normalisation
 from hemnet.inference.global_bases import fit_global_bases, using_bases
 from hemnet.inference.metrics import Evaluation, confusion_matrix, subset_miou
 from hemnet.inference.open_model import load_model
-from hemnet.inference.options import EvaluationOptions
+from hemnet.inference.options import InferenceOptions
 from hemnet.inference.sliding_window import window_grid, windowed_classes
 from hemnet.models.segmenter import Segmenter
 
@@ -106,7 +106,7 @@ def draw_cell(
 @torch.inference_mode()
 def predictions(model: Segmenter, image: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     settings, device, picture = normalisation(model), torch.device("cpu"), Image.fromarray(image)
-    wanted = EvaluationOptions(window=CELL)
+    wanted = InferenceOptions(window=CELL)
     grid = window_grid(*image.shape[:2], wanted.window_size, wanted.overlap)
     found = {WAYS[0]: windowed_classes(model, picture, settings, wanted, device)}
     bases = fit_global_bases(model, picture, grid, settings, device)

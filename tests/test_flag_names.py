@@ -1,8 +1,13 @@
 """Errors name parameters of the library; the command line shows its flags instead."""
 
+import ast
+import re
+
 import pytest
 
 from hemnet import cli
+from hemnet.cli import flag_names
+from support import ROOT
 
 
 @pytest.mark.parametrize(
@@ -44,3 +49,45 @@ def test_values_are_kept_and_switches_have_none(capsys, tmp_path, monkeypatch):
         with pytest.raises(SystemExit):
             cli.main(words)
         assert f"Or use the 1 that are complete: {flag}" in capsys.readouterr().err
+
+
+def strings(path):
+    """The texts of a module but its docstrings, each with its line."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and id(node) not in documents:
+            yield node.lineno, text
+
+
+def test_the_library_names_no_flags():
+    """But for whole commands, what reads settings, and the explorer, which a command starts."""
+    package = ROOT / "src" / "hemnet"
+    left_out = {"report/page.py", "training/config_parser.py", "study/photograph.py"}
+    left_out |= {"data/class_lists.py", "data/folders.py"}
+    found = [
+        f"{name}:{line}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        if not (name := path.relative_to(package).as_posix()).startswith(("cli/", "app/"))
+        and name not in left_out
+        for line, text in strings(path)
+        if re.search(r"(^|[\s(`])--[a-z]", text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_table_is_written_as_on_the_command_line():
+    flag_names.command_flags.clear()
+    flag_names.command_flags["--data.label_map"] = None
+    try:
+        text = flag_names.with_flags("`label_map={0: 0, 255: 1}` or `nothing=1`")
+    finally:
+        flag_names.command_flags.clear()
+    assert text == "--data.label_map 0:0,255:1 or `nothing=1`"

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import hemnet
 from hemnet.errors import UserError
-from hemnet.inference.options import (
-    EvaluationOptions,
+from hemnet.inference.options import InferenceOptions
+from hemnet.inference.probabilities import (
     em_iterations,
     predict_classes,
     predict_probabilities,
@@ -46,7 +46,7 @@ class Leaning(nn.Module):
 @pytest.mark.parametrize("overlap", [0.0, 1 / 3, 0.9])
 def test_windows_of_a_pointwise_model_change_nothing(size: tuple[int, int], overlap: float) -> None:
     model, images = Pointwise(), torch.randn(2, 3, *size)
-    options = EvaluationOptions(window=(16, 24), overlap=overlap, flip=True)
+    options = InferenceOptions(window=(16, 24), overlap=overlap, flip=True)
     expected = model(images).softmax(1)
     torch.testing.assert_close(predict_probabilities(model, images, options), expected)
     assert all(h <= 16 and w <= 24 for h, w in model.seen[1:])
@@ -65,20 +65,20 @@ def test_windows_cover_everything_and_overlap(length: int, window: int, overlap:
 
 def test_a_window_counts_most_in_its_middle() -> None:
     """Two windows disagree where they overlap; the nearer to its middle wins."""
-    options = EvaluationOptions(window=8, overlap=0.5)
+    options = InferenceOptions(window=8, overlap=0.5)
     found = predict_classes(Leaning(), torch.zeros(1, 3, 8, 12), options)[0, 0]
     assert found.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
 def test_flip_averages_probabilities_of_the_mirrored_image() -> None:
     images = torch.zeros(1, 3, 4, 10)
-    found = predict_probabilities(Leaning(), images, EvaluationOptions(flip=True))
+    found = predict_probabilities(Leaning(), images, InferenceOptions(flip=True))
     torch.testing.assert_close(found, torch.full_like(found, 0.5))
 
 
 def test_scales_are_averaged_as_probabilities() -> None:
     model, images = Pointwise(), torch.randn(1, 3, 20, 30)
-    found = predict_probabilities(model, images, EvaluationOptions(scales=(0.5, 1.0)))
+    found = predict_probabilities(model, images, InferenceOptions(scales=(0.5, 1.0)))
     assert model.seen == [(10, 15), (20, 30)]
     small = F.interpolate(images, (10, 15), mode="bilinear", antialias=True)
     half = F.interpolate(model(small).softmax(1), (20, 30), mode="bilinear")
@@ -88,14 +88,14 @@ def test_scales_are_averaged_as_probabilities() -> None:
 
 def test_a_tiny_image_at_a_tiny_scale_keeps_a_pixel() -> None:
     model = Pointwise()
-    found = predict_classes(model, torch.randn(1, 3, 2, 3), EvaluationOptions(scales=(0.1,)))
+    found = predict_classes(model, torch.randn(1, 3, 2, 3), InferenceOptions(scales=(0.1,)))
     assert model.seen == [(1, 1)]
     assert found.shape == (1, 2, 3)
 
 
 def test_plain_look_is_the_argmax() -> None:
     model, images = Pointwise(), torch.randn(2, 3, 9, 11)
-    assert torch.equal(predict_classes(model, images, EvaluationOptions()), model(images).argmax(1))
+    assert torch.equal(predict_classes(model, images, InferenceOptions()), model(images).argmax(1))
 
 
 def test_iterations_of_the_unit() -> None:
@@ -125,9 +125,9 @@ def test_iterations_of_a_model_without_any() -> None:
     [
         ("scales", ()), ("scales", (0.0,)), ("scales", (1.0, -1.0)), ("window", 0),
         ("window", (4, 0)), ("overlap", 1.0), ("overlap", -0.1), ("iterations", 0),
-        ("batch", 0), ("workers", -1),
+        ("batch_size", 0), ("window", (1, 2, 3)),
     ],
 )  # fmt: skip
 def test_options_refuse(field: str, value: object) -> None:
-    with pytest.raises((ValueError, TypeError), match=field):
-        replace(EvaluationOptions(), **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=field):
+        replace(InferenceOptions(), **{field: value})  # type: ignore[arg-type]

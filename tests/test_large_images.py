@@ -17,7 +17,8 @@ from hemnet.em.mixtures import initial
 from hemnet.em.solver import iterate
 from hemnet.em.sources import Parts
 from hemnet.inference.global_bases import em_unit, fit_global_bases, using_bases
-from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.options import InferenceOptions
+from hemnet.inference.probabilities import em_iterations, predict_classes
 from hemnet.inference.sliding_window import window_grid, windowed_classes
 from support import tiny_data
 from support.command_line import run
@@ -59,7 +60,7 @@ def test_a_strip_at_a_time_is_as_good_as_the_whole(
 ) -> None:
     torch.manual_seed(0)
     model, image = Neighbours().eval(), picture(*size)
-    options = EvaluationOptions(window=window, overlap=overlap)
+    options = InferenceOptions(window=window, overlap=overlap)
     expected = predict_classes(model, tensor(image), options)[0].numpy()
     found = windowed_classes(model, image, SETTINGS, options, CPU)
     assert found.dtype == np.uint8
@@ -74,9 +75,9 @@ def test_windows_leave_no_seams() -> None:
             across = torch.linspace(-2, 2, images.shape[-1]).expand_as(images[:, 0])
             return torch.stack((across, -across), 1)
 
-    from hemnet.inference.options import predict_probabilities
+    from hemnet.inference.probabilities import predict_probabilities
 
-    options = EvaluationOptions(window=64, overlap=0.5)
+    options = InferenceOptions(window=64, overlap=0.5)
     found = predict_probabilities(Ramp(), torch.zeros(1, 3, 64, 200), options)[0, 0, 0]
     inside = Ramp()(torch.zeros(1, 3, 64, 64)).softmax(1)[0, 0, 0]
     steepest = float((inside[1:] - inside[:-1]).abs().max())
@@ -91,7 +92,7 @@ def test_a_large_file_is_predicted_in_windows(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--whole", "0.02", "--window", "64", "--out", str(out)]
     assert run("predict", str(saved), str(path), *flags) == 0
-    options = EvaluationOptions(window=64)
+    options = InferenceOptions(window=64)
     with Image.open(path) as image:
         expected = predict_classes(network.eval(), tensor(image), options)[0].numpy()
     with Image.open(out / "classes/large.png") as found:

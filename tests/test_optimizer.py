@@ -1,9 +1,11 @@
 """The optimizer's parameter groups and the schedule of the learning rate."""
 
 import pytest
+import torch
 from torch import nn
 
 import hemnet
+from hemnet.errors import UserError
 from hemnet.training.config import OptimConfig
 from hemnet.training.optim import lr_at, make_optimizer, parameter_groups, set_lr
 
@@ -46,3 +48,22 @@ def test_poly_schedule_with_warm_up() -> None:
     assert lr_at(50, config) == pytest.approx(0.5**0.9)
     assert lr_at(99, config) == pytest.approx(0.01**0.9)
     assert lr_at(99, OptimConfig(steps=100, lr=1.0, poly_power=0)) == 1.0
+
+
+@pytest.mark.parametrize("name", ["adam", "lion", "adan", "rmsprop", "muon"])
+def test_any_optimizer_of_timm_learns_with_our_groups(name: str) -> None:
+    config = OptimConfig(name, lr=1e-3, momentum=0.5, betas=(0.8, 0.9), weight_decay=0)
+    model = small()
+    optimizer = make_optimizer(model, config)
+    assert {group["multiple"] for group in optimizer.param_groups} == {1.0, 2.0}
+    assert optimizer.defaults.get("betas", (0.8, 0.9)) in {(0.8, 0.9), (0.98, 0.92, 0.99)}
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    model(torch.randn(2, 3, 33, 33)).square().mean().backward()
+    optimizer.step()
+    changed = {key for key, value in model.named_parameters() if not value.equal(before[key])}
+    assert changed == {key for key, value in model.named_parameters() if value.grad.any()}
+
+
+def test_an_optimizer_that_cannot_be_made_says_why() -> None:
+    with pytest.raises(UserError, match=r"optim\.name bnbadamw cannot be used"):
+        make_optimizer(small(), OptimConfig(name="bnbadamw"))

@@ -6,8 +6,7 @@ from dataclasses import fields
 import pytest
 
 from hemnet.app.limits import Limits
-from hemnet.inference.options import EvaluationOptions
-from hemnet.inference.predictor import PredictOptions
+from hemnet.inference.options import PredictOptions
 from hemnet.training import config
 from support import ROOT
 
@@ -24,6 +23,6 @@ def read_names() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", [EvaluationOptions, PredictOptions, Limits, *SECTIONS])
+@pytest.mark.parametrize("kind", [PredictOptions, Limits, *SECTIONS])
 def test_every_option_is_read(kind: type) -> None:
     assert {field.name for field in fields(kind)} <= read_names()

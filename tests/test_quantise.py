@@ -242,7 +242,7 @@ class TestCalibration:
         tiny_data.image(tmp_path / "a.png")
         with pytest.raises(UserError, match="one image is not enough"):
             calibration_data(build(), str(tmp_path))
-        with pytest.raises(UserError, match=r"--data\.root"):
+        with pytest.raises(UserError, match="give it as `root`"):
             calibration_data(build(), "voc")
         with pytest.raises(UserError, match="no such file"):
             calibration_data(build(), str(tmp_path / "none"))

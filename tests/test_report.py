@@ -14,7 +14,7 @@ from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
 from hemnet.inference.metrics import class_iou, confusion_matrix
 from hemnet.inference.open_model import load_model
-from hemnet.inference.options import EvaluationOptions
+from hemnet.inference.options import InferenceOptions
 from hemnet.inspection.attention import most_distinct
 from hemnet.inspection.em_trace import analyse, find_unit, spread_out, trace_unit
 from hemnet.report import write_report
@@ -128,7 +128,7 @@ def test_the_figures_are_those_of_the_saved_model(tmp_path: Path) -> None:
 def test_pictures_and_captions_are_of_one_prediction(tmp_path: Path) -> None:
     """With the options of the evaluation, which change what is predicted."""
     run = make_run(tmp_path)
-    model, options = load_model(run), EvaluationOptions(flip=True, scales=(0.5,))
+    model, options = load_model(run), InferenceOptions(flip=True, scales=(0.5,))
     found = evaluate(model, SCENES, options)
     contents = gather(RunFolder(run), SCENES, found, torch.device("cpu"))
     for example, score in contents.examples:
@@ -145,14 +145,14 @@ def test_without_an_evaluation_the_examples_are_seen_as_the_run_validates(tmp_pa
     contents = gather(RunFolder(run), SCENES, None, torch.device("cpu"))
     assert contents.unit is not None
     assert contents.unit.iterations == 7
-    options = EvaluationOptions(scales=(0.5,), iterations=7)
+    options = InferenceOptions(scales=(0.5,), iterations=7)
     scores = {image.id: image.miou for image in evaluate(load_model(run), SCENES, options).images}
     assert all(scores[image.id] == pytest.approx(image.miou) for _, image in contents.examples)
 
 
 def test_the_maps_are_those_of_the_evaluations_iterations(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    found = evaluate(load_model(run), SCENES, EvaluationOptions(iterations=2))
+    found = evaluate(load_model(run), SCENES, InferenceOptions(iterations=2))
     text, page = read(write_report(run, SCENES, found))
     assert page.pictures == 6 * 4 + 1 + 5 * 2
     assert "the model stops at 2" in text

@@ -13,7 +13,7 @@ from hemnet.data import Scenes
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate
 from hemnet.inference.open_model import load_model
-from hemnet.inference.options import EvaluationOptions
+from hemnet.inference.options import InferenceOptions
 from hemnet.inspection import attention
 from hemnet.inspection.em_trace import analyse, trace_unit
 from hemnet.nn.em_unit import highway_solver
@@ -197,7 +197,7 @@ def test_a_cells_result_is_its_models(grid):
     for cell in cells:
         model = load_model(out / "runs" / cell.name)
         scenes = Scenes("val", size=32, length=3)
-        found = evaluate(model, scenes, EvaluationOptions(batch=3), progress=None)
+        found = evaluate(model, scenes, InferenceOptions(batch_size=3), progress=None)
         assert results[cell.name]["miou"] == pytest.approx(found.miou)
 
 

@@ -9,10 +9,10 @@ import pytest
 from hemnet import cli
 from hemnet.errors import UserError
 from hemnet.training.config import TrainConfig
-from hemnet.training.config_parser import given_settings, read_config
+from hemnet.training.config_parser import read_config
 from hemnet.training.loop import train
 from hemnet.training.memory import need, passes
-from hemnet.training.presets import PRESETS, preset_flags
+from hemnet.training.presets import PRESETS
 from hemnet.training.trial import find_lr, propose
 from support.tiny_runs import tiny_config
 
@@ -70,17 +70,13 @@ def test_the_proposal_is_before_the_loss_leaves() -> None:
 
 def test_presets_are_valid_and_give_way(tmp_path: Path) -> None:
     for name in PRESETS:
-        config = read_config(None, preset_flags(name, set()))
+        config = read_config(preset=name)
         assert config.data.name == "folder"
     (tmp_path / "c.yaml").write_text("optim: {lr: 0.5}\n")
-    given = given_settings(
-        tmp_path / "c.yaml", ["--model.backbone=resnet18", "--loss.terms.dice", "1"]
-    )
-    assert {"optim.lr", "model.backbone", "loss.terms"} <= given
-    config = read_config(tmp_path / "c.yaml", preset_flags("cpu", given))
+    config = read_config(tmp_path / "c.yaml", ["--model.backbone=resnet18"], preset="cpu")
     assert config.optim.lr == 0.5
     assert config.optim.name == "adamw"
-    assert config.model.backbone != "tf_efficientnet_lite0"
+    assert config.model.backbone == "resnet18"
 
 
 def test_flags_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +86,7 @@ def test_flags_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "--preset cpu or --preset gpu" in capsys.readouterr().err
     assert command("--preset", "cpu", "--resume", "--out", str(tmp_path)) == 2
     assert command("--preset", "cpu", "--out", str(tmp_path / "run")) == 2
-    assert "give it with --root" in capsys.readouterr().err
+    assert "give it as --data.root" in capsys.readouterr().err
 
 
 def test_passes_are_the_fewest_that_fit() -> None:

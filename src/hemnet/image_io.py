@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from hemnet.errors import DataError, UserError
+from hemnet.limits import MAX_PIXELS
 
 # Pillow has many more decoders, less tested ones, some of which start a program.
 FORMATS = ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF")
 KINDS = "JPEG, PNG, WebP, TIFF, BMP, GIF, PPM, JPEG 2000 or AVIF"
-MAX_PIXELS = 150_000_000  # of a file that is opened without being asked twice: 12,247 × 12,247
 MAX_SIDE = 1_000_000
 MAX_SCANS = 100  # of a progressive JPEG, each of which goes over all pixels; cameras make 10
 SMALL = 4_000_000  # pixels: beyond this a file must have a byte for every so many of them:

@@ -71,11 +71,13 @@ NOT_RUN = {
     "python tests/fuzz.py": "an hour of hostile inputs; test_fuzz.py does some of them",
 }
 
+FEW_STEPS = (
+    '"optim.steps": 100',
+    '"optim.steps": 2, "optim.warmup": 0, "data.val_length": 4, "data.workers": 0',
+)
 # Page → texts of its Python blocks that are replaced, each of which must be there.
 REPLACED = {
-    "docs/training.md": [
-        ('"100"', '"2", "--optim.warmup", "0", "--data.val_length", "4", "--data.workers", "0"')
-    ],
+    **{page: [FEW_STEPS] for page in ("README.md", "docs/training.md", "docs/api/python.md")},
     "docs/block.md": [
         ("range(40)", "range(3)"),
         ("fullgraph=True)  #", 'fullgraph=True, backend="eager")  #'),  # no compiler is needed

@@ -88,23 +88,20 @@ def demo_config(steps: int = STEPS, seed: int = 0) -> TrainConfig:
 def run(args: argparse.Namespace) -> None:
     if args.steps < 1:
         raise UserError(f"--steps {args.steps}: expected at least 1.")
+    from hemnet.api import evaluate, train
     from hemnet.data import Scenes
-    from hemnet.inference.evaluate import evaluate
     from hemnet.inference.metrics import subset_miou
-    from hemnet.inference.open_model import load_model
-    from hemnet.inference.options import EvaluationOptions
     from hemnet.report import write_report
     from hemnet.run_folder import RunFolder
-    from hemnet.training.loop import train
 
     # A demo that was interrupted goes on; one that is complete is shown again.
     again = RunFolder(args.out).holds_run
-    result = train(demo_config(args.steps, args.seed), args.out, again, report=write_report)
+    result = train(demo_config(args.steps, args.seed), args.out, resume=again)
     if result.stopped_by is not None:
         print(f"stopped at step {result.step}. Go on with: hemnet demo --out {args.out}")
         raise SystemExit(128 + result.stopped_by)
     scenes = Scenes("val", size=SIZE, length=200)
-    found = evaluate(load_model(args.out), scenes, EvaluationOptions(batch=10))
+    found = evaluate(result, scenes, batch_size=10)
     report = write_report(args.out, scenes, found)
     context = subset_miou(found, scenes.info.context_classes)
     print(f"mIoU {found.miou:.1f} on {len(scenes)} scenes it never saw.")

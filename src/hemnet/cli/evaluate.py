@@ -20,51 +20,47 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hemnet.cli.inference_options import add_looking, chosen_device, looking_options
+from hemnet.cli.inference_options import add_options, chosen_device, given_options
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
+from hemnet.inference.options import InferenceOptions
+from hemnet.training.config import DataConfig
+from hemnet.training.config_parser import meanings
 
 if TYPE_CHECKING:
     from hemnet.cli.parser import Parser
     from hemnet.data.dataset import SegmentationDataset
     from hemnet.inference.exported_model import ExportedModel
     from hemnet.inference.metrics import Evaluation
-    from hemnet.inference.options import EvaluationOptions
     from hemnet.models.segmenter import Segmenter
 
 HELP = "mIoU and per-class IoU of a model on a data set"
 SHOWN = 6  # best and worst images that are drawn
+# Arguments of `open_dataset` that are flags; what is meant stands beside the settings of training.
+DATA: dict[str, dict[str, Any]] = {
+    "name": {},
+    "root": {},
+    "split": {"help": "which part (default: the run's validation part, or val)"},
+    "skip_missing": {"action": "store_true"},
+    "classes": {},
+    "label_map": {"help": "re-number label values, such as 0:255,1:0"},
+    "labels": {},
+    "columns": {"nargs": 2, "metavar": ("IMAGE", "MASK")},
+    "size": {"type": int},
+    "length": {"type": int, "help": "number of generated images"},
+    "groups": {"type": int, "help": "groups in an image of recall"},
+}
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="run or model, see above")
     data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
-    data.add_argument("--data.name", dest="name", metavar="NAME", help="such as voc or folder")
-    data.add_argument("--data.root", dest="root", metavar="DIR", help="the data set's folder")
-    data.add_argument("--split", help="which part (default: the run's validation part, or val)")
-    data.add_argument(
-        "--data.skip_missing",
-        dest="skip_missing",
-        action="store_true",
-        help="skip pairs of a list whose files are missing",
-    )
+    helps = meanings(DataConfig)
+    for name, extra in DATA.items():
+        flag = f"--data.{name}" if name != "split" else "--split"
+        data.add_argument(flag, dest=name, **{"help": helps.get(name), **extra})
     parser.old_flags = {"--data.partial": "--data.skip_missing"}
-    data.add_argument(
-        "--data.classes", dest="classes", help="for folder and list: a file, names, or a number"
-    )
-    data.add_argument(
-        "--data.label_map", dest="label_map", help="re-number label values, such as 0:255,1:0"
-    )
-    data.add_argument(
-        "--data.labels", dest="labels", help="for folder: label files' names: {stem}_mask.png"
-    )
-    data.add_argument(
-        "--data.columns", dest="columns", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
-    )
-    data.add_argument("--data.size", dest="size", type=int, help="side of generated images")
-    data.add_argument("--data.length", dest="length", type=int, help="number of generated images")
-    data.add_argument("--data.groups", dest="groups", type=int, help="groups in an image of recall")
-    add_looking(parser)
+    add_options(parser, InferenceOptions)
     result = parser.add_argument_group("results")
     result.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     result.add_argument(
@@ -76,24 +72,27 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    options = looking_options(args)
+    options = InferenceOptions(**given_options(args, InferenceOptions))
     check_output(args.json)
-    from hemnet.inference.evaluate import evaluate, guessed
+    from hemnet.api import dataset_for, evaluate
+    from hemnet.inference.evaluate import guessed
     from hemnet.inference.open_model import open_model
     from hemnet.run_folder import RunFolder
 
     model = open_model(args.model, args.trust)
     if args.report and not RunFolder(args.model).model.is_dir():
         raise UserError(f"--report is for run folders, and {args.model} is none.")
-    dataset = _dataset(args, model)
+    dataset = dataset_for(args.model, model, {name: getattr(args, name) for name in DATA})
     if args.out is not None:
         try:
             args.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to {args.out}: {error.strerror}") from None
     device, first = chosen_device(args.device)
-    model.to(device)
-    result = evaluate(model, dataset, options, progress=f"evaluating {dataset.info.name}")
+    result = evaluate(
+        model, dataset, options,
+        workers=args.workers, device=device, progress=f"evaluating {dataset.info.name}",
+    )  # fmt: skip
     if not first:
         return
     baseline = guessed(dataset)
@@ -107,47 +106,6 @@ def run(args: argparse.Namespace) -> None:
         from hemnet.report import write_report
 
         print(f"wrote {write_report(args.model, dataset, result, device=device)}")
-
-
-def _dataset(args: argparse.Namespace, model: Segmenter | ExportedModel) -> SegmentationDataset:
-    """What the flags say; what they leave open, a run folder knows."""
-    from hemnet.data.catalog import GENERATED, open_dataset
-    from hemnet.data.class_lists import parse_label_map
-    from hemnet.training.config import DataConfig
-    from hemnet.training.config_parser import run_config
-
-    config = run_config(args.model)
-    name = args.name or (config.data.name if config is not None else None)
-    if name is None:
-        raise UserError(
-            f"{args.model} does not say what it was trained on: give --data.name and --data.root."
-        )
-    known = DataConfig(name)
-    if config is not None and config.data.name == name:
-        known = config.data
-    label_map = parse_label_map(args.label_map) if args.label_map else known.label_map
-    dataset = open_dataset(
-        name,
-        args.root or known.root,
-        args.split or known.val_split or "val",
-        skip_missing=args.skip_missing or known.skip_missing,
-        classes=args.classes or known.classes,
-        label_map=label_map,
-        labels=args.labels or known.labels,
-        columns=args.columns or known.columns,
-        size=args.size or (known.size if name in GENERATED else None),
-        length=args.length or known.val_length,
-        groups=args.groups,
-    )
-    names = model.config.classes
-    if names is not None and names != tuple(dataset.info.classes):
-        pairs = zip(names, dataset.info.classes, strict=False)
-        mine, other = next((p for p in pairs if p[0] != p[1]), (len(names), dataset.num_classes))
-        raise UserError(
-            f"the model's classes are not those of {name}: {mine!r} is {other!r} there. "
-            "Evaluate it on the data set it was trained for."
-        )
-    return dataset
 
 
 def _print(result: Evaluation, dataset: SegmentationDataset, baseline: Evaluation | None) -> None:
@@ -180,7 +138,7 @@ def _print(result: Evaluation, dataset: SegmentationDataset, baseline: Evaluatio
 def _content(
     args: argparse.Namespace,
     dataset: SegmentationDataset,
-    options: EvaluationOptions,
+    options: InferenceOptions,
     result: Evaluation,
     baseline: Evaluation | None,
 ) -> dict[str, Any]:

@@ -23,6 +23,8 @@ def with_flags(message: str) -> str:
         action = command_flags[chosen]
         if value is None or (action is not None and action.nargs == 0):
             return chosen
+        if value.startswith("{"):  # {0: 0, 255: 1}
+            value = value.strip("{}").replace(" ", "")
         return f"{chosen} {'true' if value == 'True' else value}"
 
     return _PARAMETER.sub(flag, message)

@@ -1,88 +1,92 @@
-"""Options that `evaluate` and `predict` share: how a model looks at an image, and where."""
+"""What `evaluate` and `predict` share: the options of inference as flags, and where to compute."""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import os
+from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from hemnet.errors import UserError
-from hemnet.limits import MAX_ITERATIONS
+from hemnet.training.config_parser import meanings
 
 if TYPE_CHECKING:
     import torch
 
-    from hemnet.inference.options import EvaluationOptions
+    from hemnet.inference.options import InferenceOptions
 
 
 TIMEOUT = 1800  # seconds that a process waits for slower ones, at the end
 
 
-def add_looking(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how to look")
-    how.add_argument("--scales", nargs="+", default=["1"], metavar="S", help="averaged (default 1)")
-    how.add_argument("--flip", action="store_true", help="also mirrored, averaged")
-    how.add_argument(
-        "--window", nargs="+", type=int, metavar="N", help="sliding window: a side, or height width"
-    )
-    how.add_argument(
-        "--overlap", type=float, help="of windows, a share of the window (default: 1/3)"
-    )
-    how.add_argument("--iterations", type=int, help="of EM, instead of the model's own")
-    how.add_argument("--batch", type=int, default=1, help="images at once, if of one size (1)")
-    how.add_argument("--workers", type=int, default=2, help="processes that read images (2)")
-    how.add_argument(
+def _numbers(kind: type) -> Callable[[str], list[float]]:
+    """Reads a word such as 0.5 or 0.5,1."""
+
+    def read(text: str) -> list[float]:
+        try:
+            return [kind(part) for part in text.split(",") if part]
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text}: expected numbers, such as 2 or 2,3"
+            ) from None
+
+    return read
+
+
+# Type of a field → how argparse reads its flag.
+READERS: dict[str, dict[str, Any]] = {
+    "bool": {"action": "store_true", "default": None},
+    "float": {"type": float, "metavar": "X"},
+    "int": {"type": int, "metavar": "N"},
+    "int | None": {"type": int, "metavar": "N"},
+    "tuple[float, ...]": {"type": _numbers(float), "metavar": "X", "nargs": "+"},
+    "int | tuple[int, int] | None": {"type": _numbers(int), "metavar": "N", "nargs": "+"},
+}
+SHORTER = {"batch_size": ["--batch"]}
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[InferenceOptions]) -> None:
+    """A flag for every field, with its line of the docstring and its default as help."""
+    group, default, helps = parser.add_argument_group("inference"), kind(), meanings(kind)
+    for item in fields(kind):
+        flags = [f"--{item.name.replace('_', '-')}", *SHORTER.get(item.name, [])]
+        value = getattr(default, item.name)
+        values = value if isinstance(value, tuple) else () if value in (None, False) else (value,)
+        shown = " ".join(f"{number:.3g}" for number in values)
+        text = helps[item.name].replace("null", "left out") + (f" ({shown})" if shown else "")
+        group.add_argument(*flags, dest=item.name, help=text, **READERS[str(item.type)])
+    group.add_argument("--workers", type=int, default=2, help="readers of images (%(default)s)")
+    group.add_argument(
         "--trust", action="store_true", help="load a .pt2 file, which could run any program"
     )
-    how.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (auto)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (%(default)s)")
 
 
-def looking_options(args: argparse.Namespace) -> EvaluationOptions:
-    from hemnet.inference.options import EvaluationOptions
-
-    try:
-        scales = tuple(float(s) for text in args.scales for s in text.split(",") if s)
-    except ValueError:
-        raise UserError(
-            f"--scales {' '.join(args.scales)}: expected numbers, such as 0.5 1 1.5."
-        ) from None
-    if args.iterations is not None and args.iterations > MAX_ITERATIONS:
-        raise UserError(f"--iterations {args.iterations}: expected 1 to {MAX_ITERATIONS}.")
-    window = args.window
-    if window is not None and len(window) > 2:
-        raise UserError("--window: expected a side, or height and width.")
-    extra: dict[str, Any] = {} if args.overlap is None else {"overlap": args.overlap}
-    try:
-        return EvaluationOptions(
-            scales=scales,
-            flip=args.flip,
-            window=None if window is None else window[0] if len(window) == 1 else tuple(window),
-            iterations=args.iterations,
-            batch=args.batch,
-            workers=args.workers,
-            **extra,
-        )
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
+def given_options(args: argparse.Namespace, kind: type[InferenceOptions]) -> dict[str, Any]:
+    """The options that were given, as the class takes them."""
+    given: dict[str, Any] = {}
+    for item in fields(kind):
+        value = getattr(args, item.name)
+        if isinstance(value, list):
+            value = tuple(number for part in value for number in part)
+            if len(value) == 1 and "int" in str(item.type):  # a square window
+                value = value[0]
+        if value is not None:
+            given[item.name] = value
+    return given
 
 
 def chosen_device(name: str) -> tuple[torch.device, bool]:
     """Where to compute, and whether this process is the one that speaks."""
-    import torch
+    from hemnet.inference.open_model import find_device
 
-    if name not in ("auto", "cpu", "cuda", "mps"):
-        raise UserError(f"--device {name}: expected auto, cpu, cuda or mps.")
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
-    if not available[name]:
-        raise UserError(f"--device {name}: this machine has none. Use --device auto.")
+    device = find_device(name)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun or accelerate
         from hemnet.training.distributed import join
 
         # A GPU is the process's own; without one it has to be said that they talk all the same.
-        state = join(cpu=name == "cpu", timeout=TIMEOUT)
+        state = join(cpu=device.type == "cpu", timeout=TIMEOUT)
         atexit.register(state.destroy_process_group)
         return state.device, state.is_main_process
-    return torch.device(name), True
+    return device, True

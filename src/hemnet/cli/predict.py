@@ -28,23 +28,19 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import os
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hemnet.cli.flag_names import with_flags
-from hemnet.cli.inference_options import add_looking, chosen_device, looking_options
+from hemnet.cli.inference_options import add_options, chosen_device, given_options
 from hemnet.errors import UserError
+from hemnet.inference.options import PredictOptions
 
 if TYPE_CHECKING:
     from hemnet.inference.exported_model import ExportedModel
     from hemnet.inference.input_files import Source
-    from hemnet.inference.predictor import Prediction, PredictOptions, Predictor, Writer
     from hemnet.models.segmenter import Segmenter
 
 HELP = "class maps and overlays for images, folders, lists"
@@ -63,56 +59,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(results/VOC2012/Segmentation/comp6_test_cls/ID.png). comp5: trained on VOC's own "
         "images only; comp6: on others too",
     )
-    add_looking(parser)
-    large = parser.add_argument_group(
-        "large images", "are read and predicted in overlapping windows, which are blended"
-    )
-    large.add_argument(
-        "--whole",
-        type=float,
-        default=4.0,
-        metavar="MP",
-        help="images of up to so many megapixels are seen at once (%(default)g); inf: all",
-    )
-    large.add_argument(
-        "--global-bases",
-        action="store_true",
-        help="fit the EM bases to the whole image first, so that all windows share one context; "
-        "takes twice the time, and 4 bytes a channel and position on disk",
-    )
-    large.add_argument(
-        "--max-pixels",
-        type=float,
-        default=150.0,
-        metavar="MP",
-        help="refuse files of more megapixels, which may be made to fill the memory (%(default)g)",
-    )
+    add_options(parser, PredictOptions)
 
 
 def run(args: argparse.Namespace) -> None:
-    options = _options(args)
-    from hemnet.inference.global_bases import em_unit
+    options = PredictOptions(**given_options(args, PredictOptions))
+    from hemnet.api import predict_files
     from hemnet.inference.input_files import find_images
     from hemnet.inference.open_model import open_model
-    from hemnet.inference.prediction_files import full_palette, save_voc_archive
-    from hemnet.inference.predictor import CLASSES, LINES, Predictor, Writer, class_names
+    from hemnet.inference.prediction_files import save_voc_archive
+    from hemnet.inference.predictor import CLASSES, LINES
 
     listed = _standard_input() if "-" in args.inputs else ()
     sources = find_images([i for i in args.inputs if i != "-"], listed, leave_out=args.out)
     model = open_model(args.model, args.trust)
-    if options.global_bases:
-        em_unit(model)  # says so where there is none
     if args.voc_server:
         _check_voc(model, sources)
     device, alone = chosen_device(args.device)
     if not alone:
         raise UserError("`hemnet predict` is one process: start it without torchrun.")
-    predictor = Predictor(model.to(device), options, device)
-    palette = full_palette(model.config.palette)
-    writer = Writer(args.out, class_names(model), palette, overlays=not args.no_overlays)
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        failed = _predict(predictor, writer, sources)
+        lines = predict_files(
+            model, sources, args.out, options,
+            overlays=not args.no_overlays,
+            upright=not args.voc_server,  # its labels know of no rotation
+            workers=args.workers,
+            device=device,
+            tell=lambda text: print(with_flags(text), file=sys.stderr),
+        )  # fmt: skip
+        failed = sum("error" in line for line in lines)
         if args.voc_server and not failed:
             maps = {s.path.stem: args.out / CLASSES / f"{s.name}.png" for s in sources}
             save_voc_archive(maps, args.voc_server, args.out / "results.tgz")
@@ -136,25 +111,6 @@ def _standard_input() -> TextIO:
     return sys.stdin
 
 
-def _options(args: argparse.Namespace) -> PredictOptions:
-    from hemnet.inference.predictor import PredictOptions
-
-    for name in ("whole", "max_pixels"):
-        if not getattr(args, name) >= 0:
-            raise UserError(f"--{name.replace('_', '-')}: expected megapixels, 0 or more.")
-    try:
-        return PredictOptions(
-            look=looking_options(args),
-            whole=args.whole * 1e6,
-            global_bases=args.global_bases,
-            max_pixels=args.max_pixels * 1e6,
-            upright=not args.voc_server,  # its labels know of no rotation
-            scratch=args.out,
-        )
-    except ValueError as error:
-        raise UserError(f"--{str(error).replace('_', '-', 1)}") from None
-
-
 def _check_voc(model: Segmenter | ExportedModel, sources: Sequence[Source]) -> None:
     from hemnet.data.datasets.voc import CLASSES as VOC
 
@@ -165,64 +121,3 @@ def _check_voc(model: Segmenter | ExportedModel, sources: Sequence[Source]) -> N
     twice = next((name for name in ids if ids.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"--voc-server: two images are called {twice}.")
-
-
-def _predict(predictor: Predictor, writer: Writer, sources: Sequence[Source]) -> int:
-    """Writes everything and says how many images failed. A line of JSON each, in input order."""
-    from hemnet.inference.predictor import LINES
-    from hemnet.progress import progress_bar
-
-    failed = 0
-    part = writer.out / f".{LINES}.part"
-    with progress_bar() as bar, part.open("w", encoding="utf-8") as file:
-        task = bar.add_task("predicting", total=len(sources))
-        windows = bar.add_task("windows", total=None, visible=False)
-
-        def step(done: int, total: int) -> None:
-            bar.update(windows, completed=done, total=total, visible=done < total)
-
-        lines: dict[Path, str] = {}
-        order = iter(sources)
-        following = next(order, None)
-        try:
-            for line in _written(writer, predictor.predict_files(sources, step)):
-                if "error" in line:
-                    failed += 1
-                    text = with_flags(line["error"])
-                    bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-                lines[Path(line["file"])] = _json(line)
-                while following is not None and following.path in lines:
-                    file.write(lines.pop(following.path) + "\n")
-                    following = next(order, None)
-                bar.advance(task)
-        finally:  # after an interruption too: whole lines of images that are complete
-            file.writelines(text + "\n" for text in lines.values())
-            file.flush()
-            os.replace(part, writer.out / LINES)
-    return failed
-
-
-def _json(line: dict[str, Any]) -> str:
-    text = json.dumps(line, ensure_ascii=False)
-    # The name of a file that is not UTF-8 comes back only from \udc.. escapes.
-    return text if _is_utf8(text) else json.dumps(line)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _written(writer: Writer, items: Iterable[Prediction]) -> Iterator[dict[str, Any]]:
-    """The lines of predictions whose files are written by threads, a few at a time."""
-    futures: deque[Future[dict[str, Any]]] = deque()
-    with ThreadPoolExecutor(2) as pool:
-        for item in items:
-            futures.append(pool.submit(writer.write, item))
-            if len(futures) > 4:
-                yield futures.popleft().result()
-        while futures:
-            yield futures.popleft().result()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from hemnet.errors import UserError
 from hemnet.run_folder import RunFolder
 from hemnet.training.config_parser import help_text
-from hemnet.training.presets import PRESETS, preset_flags
+from hemnet.training.presets import PRESETS
 
 if TYPE_CHECKING:
     from hemnet.cli.parser import Parser
@@ -77,12 +77,10 @@ def run(args: argparse.Namespace) -> None:
         _trial(args, config)
         return
 
-    from hemnet.report import write_report
-    from hemnet.training.loop import train
+    from hemnet.api import train
 
-    result = train(
-        config, args.out, args.resume, allow_changes=args.allow_changes, report=write_report
-    )
+    result = train(config, args.out, resume=args.resume, allow_changes=args.allow_changes)
+    folder = RunFolder(args.out)
     if result.stopped_by is not None:
         print(f"stopped at step {result.step}. Go on with: hemnet train --resume --out {args.out}")
         raise SystemExit(128 + result.stopped_by)
@@ -92,35 +90,21 @@ def run(args: argparse.Namespace) -> None:
             f", mIoU {result.miou:.2f}, best mIoU {result.best_miou:.2f} at step {result.best_step}"
         )
     if result.main:
-        print(f"{summary}. The model is in {RunFolder(args.out).model}")
-        print(f"report: {write_report(args.out)}")
+        print(f"{summary}. The model is in {folder.model}")
+        print(f"report: {folder.report}")
 
 
 def _config(args: argparse.Namespace) -> TrainConfig:
-    from hemnet.training.config_parser import given_settings, read_config
+    from hemnet.training.config_parser import read_config
+    from hemnet.training.resume import base_config
 
-    if args.out is None and not (args.dry_run or args.find_lr):
-        raise UserError("say where the run is to be: --out RUN")
-    if args.allow_changes and not args.resume:
-        raise UserError("--allow-changes belongs to --resume")
-    path = args.config
-    if path is None and args.resume:
-        path = RunFolder(args.out).config
-        if not path.exists():
-            raise UserError(f"{args.out} holds no run to resume: it has no {path.name}")
-    if path is None and args.preset is None:
-        raise UserError(
-            "give a configuration with --config, such as configs/scenes.yaml, or begin with "
-            "--preset cpu or --preset gpu"
-        )
-    flags = list(args.settings)
-    if args.preset is not None:
-        if args.resume:
-            raise UserError("--preset is for a run that begins: --resume takes the run's settings")
-        flags = [*preset_flags(args.preset, given_settings(path, flags)), *flags]
-    if args.until_plateau and "optim.plateau_patience" not in given_settings(None, flags):
-        flags += ["--optim.plateau_patience", "5"]
-    return read_config(path, flags)
+    trial = args.dry_run or args.find_lr
+    source = base_config(
+        args.config, args.out or (Path() if trial else None),
+        preset=args.preset, resume=args.resume, allow_changes=args.allow_changes,
+    )  # fmt: skip
+    changes = {"optim.plateau_patience": 5} if args.until_plateau else {}
+    return read_config(source, args.settings, overrides=changes, preset=args.preset)
 
 
 def _trial(args: argparse.Namespace, config: TrainConfig) -> None:

@@ -9,15 +9,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from hemnet.data.catalog import GENERATED, list_datasets, open_dataset
+from hemnet.data.catalog import list_datasets
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.export.quantise import Calibration
 from hemnet.image_io import read_image
 from hemnet.inference.input_files import find_images
 from hemnet.models.segmenter import Segmenter
-from hemnet.training.config_parser import run_config
-from hemnet.training.setup import open_split
+from hemnet.training.setup import known_data, open_split
 
 LARGEST = 1024  # side of the centre crop that is used
 
@@ -99,18 +98,13 @@ def calibration_data(
 def _datasets(
     name: str, source: str | Path | None, root: str | None
 ) -> tuple[SegmentationDataset, SegmentationDataset]:
-    config = None if source is None else run_config(source)
-    if config is not None and config.data.name == name:
-        known = config.data
-        if root is not None:
-            known.root = root
-        val = known.val_split or "val"
-        train = open_split(known, known.split, known.length)
-        return train, open_split(known, val, known.val_length)
-    if name not in GENERATED and root is None:
-        raise UserError(f"where is {name}? Give its folder with --data.root.")
-    found = [open_dataset(name, root, split) for split in ("train", "val")]
-    return found[0], found[1]
+    known = known_data(source, name)
+    assert known is not None
+    if root is not None:
+        known.root = root
+    val = known.val_split or "val"
+    train = open_split(known, known.split, known.length)
+    return train, open_split(known, val, known.val_length)
 
 
 def _spaced(length: int, count: int) -> list[int]:

@@ -102,11 +102,13 @@ def refuse_above(loss: AccuracyDrop, tolerance: float, accurate: bool) -> None:
     """Raise if int8 loses too much, with advice."""
     if loss.points <= tolerance:
         return
-    more = "" if accurate else "--accurate, which returns the layers that lose most to float32; "
+    more = (
+        "" if accurate else "`accurate=True`, which returns the layers that lose most to float32; "
+    )
     raise UserError(
         f"{loss}: {loss.points:.2f} points are lost, at most {tolerance:g} are accepted "
-        f"(--tolerance). No file was written. You could try {more}--keep-float 'head.*' or "
-        "'backbone.network.layer4*'; or more images for --calibrate."
+        f"(`tolerance`). No file was written. You could try {more}`keep_float` with 'head.*' or "
+        "'backbone.network.layer4*'; or more images for `calibrate`."
     )
 
 

@@ -14,15 +14,17 @@ from hemnet.data.loading import Batch, evaluation_batches
 from hemnet.data.transforms import Augmentation
 from hemnet.errors import UserError
 from hemnet.inference.metrics import Evaluation, ImageScore, class_iou, confusion_matrix
-from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.options import InferenceOptions
+from hemnet.inference.probabilities import em_iterations, predict_classes
 from hemnet.progress import track
 
 
 def evaluate(
     model: nn.Module,
     dataset: SegmentationDataset,
-    options: EvaluationOptions | None = None,
+    options: InferenceOptions | None = None,
     *,
+    workers: int = 0,
     device: torch.device | str | None = None,
     progress: str | None = "evaluating",
 ) -> Evaluation:
@@ -36,10 +38,11 @@ def evaluate(
         model: any module from normalised images B,3,H,W to logits B,classes,H,W.
         dataset: what `open_dataset` gave.
         options: how to look; None for one look at each image as it is.
+        workers: processes that read images.
         device: where to compute; None for the model's.
         progress: name of the bar, drawn on a terminal by the first process; None draws none.
     """
-    options = options or EvaluationOptions()
+    options = options or InferenceOptions()
     # Not through DistributedDataParallel: it synchronises buffers in every forward pass, which
     # waits for ever when ranks have different numbers of images.
     model = _unwrapped(model)
@@ -57,7 +60,7 @@ def evaluate(
     batches = evaluation_batches(
         dataset,
         normalisation(model),
-        workers=options.workers,
+        workers=workers,
         rank=rank,
         world_size=world,
         device=device,
@@ -71,7 +74,7 @@ def evaluate(
             source: Iterable[Batch] = batches
             if progress is not None and rank == 0:
                 source = track(batches, progress, total=len(batches))
-            for batch in _joined(source, options.batch):
+            for batch in _joined(source, options.batch_size):
                 predictions = predict_classes(model, batch.images, options).cpu()
                 for label, prediction, name in zip(
                     batch.masks.cpu(), predictions, batch.ids, strict=True

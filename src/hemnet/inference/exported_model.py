@@ -44,7 +44,7 @@ class ExportedModel(nn.Module):
         if kind == "torch" and not trust:
             raise UserError(
                 f"{path} is a program that torch runs while loading it, so it could do anything. "
-                "If you exported it yourself or trust who did, give --trust."
+                "If you exported it yourself or trust who did, give `trust=True`."
             )
         needs(kind, running=True)
         try:

@@ -48,7 +48,7 @@ def em_unit(model: nn.Module) -> EMUnit:
     units = em_units(model)
     if len(units) != 1:
         raise UserError(
-            f"--global-bases needs a model with one EM unit, and this one has {len(units)}. "
+            f"`global_bases` needs a model with one EM unit, and this one has {len(units)}. "
             "HEMNet and EMANet have one; an exported file does not show it."
         )
     return units[0]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hemnet.errors import UserError
 
@@ -24,6 +25,7 @@ class Source:
 
     path: Path
     name: str
+    content: Any = None  # a PIL image or an array, instead of the file
 
 
 def find_images(

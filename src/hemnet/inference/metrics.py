@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hemnet.data.labels import VOID
-from hemnet.inference.options import EvaluationOptions
+from hemnet.inference.options import InferenceOptions
 
 
 def confusion_matrix(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
@@ -62,7 +62,7 @@ class Evaluation:
     confusion: Tensor
     classes: tuple[str, ...]
     images: tuple[ImageScore, ...] = field(default=())
-    options: EvaluationOptions = field(default_factory=EvaluationOptions)
+    options: InferenceOptions = field(default_factory=InferenceOptions)
 
     @property
     def miou(self) -> float:

@@ -1,8 +1,10 @@
-"""What MODEL means on the command line: a run, a saved model, an exported file, ours, a hub id."""
+"""Models by name: a run, a saved model, an exported file, one of ours, a hub id; and devices."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import torch
 
 from hemnet.errors import UserError
 from hemnet.inference.exported_model import ExportedModel
@@ -38,7 +40,7 @@ def load_model(source: str | Path) -> Segmenter:
     if run.holds_run:
         raise UserError(
             f"the run {source} has saved no model yet: it does so at its first validation. "
-            f"Continue it with `hemnet train --resume --out {source}`."
+            "Continue its training with `resume=True`."
         )
     if bundled_folder(source) is not None:
         return from_pretrained(source)
@@ -46,3 +48,15 @@ def load_model(source: str | Path) -> Segmenter:
         f"{source} is neither a run folder (with {run.model.name}/{CONFIG}) nor a saved model "
         f"(with {CONFIG})."
     )
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """cpu, cuda or mps; auto is the fastest there is."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, there in available.items() if there)
+    if name not in available:
+        raise UserError(f"`device={name}`: expected auto, cpu, cuda or mps.")
+    if not available[name]:
+        raise UserError(f"`device={name}`: this machine has none. Use `device=auto`.")
+    return torch.device(name)

@@ -1,32 +1,25 @@
-"""From images to class probabilities: one look, several scales and flips, or a sliding window."""
+"""How a model looks at images: one set of options for evaluation, prediction and validation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from hemnet.em.checks import check_iterations
 from hemnet.errors import UserError
-from hemnet.nn.em_unit import em_units
+from hemnet.limits import MAX_ITERATIONS, MAX_PIXELS
 
 
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """How a model is evaluated. The default is one look at every image as it is.
+@dataclass
+class InferenceOptions:
+    """The default is one look at every image as it is.
 
     Args:
-        scales: the image is seen at each of these scales, and the probabilities are averaged.
-        flip: also mirrored, at every scale.
-        window: side, or height and width, of a sliding window over the scaled image; None: none.
-        overlap: of neighbouring windows, as a share of the window.
-        iterations: of EM, where they should differ from the model's own.
-        batch: images seen at once, where neighbours have the same size.
-        workers: processes that read images.
+        scales: image scales whose probabilities are averaged
+        flip: average with the mirrored image too
+        window: side, or height and width, of a sliding window; null for whole images
+        overlap: share of the window that neighbours have in common
+        iterations: of the EM unit; null for the model's own
+        batch_size: images seen at once, where neighbours have the same size
     """
 
     scales: tuple[float, ...] = (1.0,)
@@ -34,22 +27,31 @@ class EvaluationOptions:
     window: int | tuple[int, int] | None = None
     overlap: float = 1 / 3
     iterations: int | None = None
-    batch: int = 1
-    workers: int = 0
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
+        for name, problem in self.problems():
+            raise UserError(f"`{name}` {problem}")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """The names of options that cannot be used, and why."""
         if not self.scales or not all(0 < scale <= 16 for scale in self.scales):
-            raise ValueError(f"scales {self.scales}: expected numbers above 0, at most 16")
-        if self.window is not None and min(self.window_size) < 1:
-            raise ValueError(f"window {self.window}: expected at least 1 pixel each way")
+            yield "scales", f"is {list(self.scales)}: expected numbers above 0, at most 16"
+        if self.window is not None:
+            sides = (self.window,) if isinstance(self.window, int) else self.window
+            if not 1 <= len(sides) <= 2 or min(sides) < 1:
+                yield "window", f"is {self.window}: expected a side, or height and width, from 1"
         if not 0 <= self.overlap < 1:
-            raise ValueError(f"overlap {self.overlap}: expected a share from 0 to below 1")
-        if self.iterations is not None:
-            check_iterations(self.iterations)
-        if self.batch < 1:
-            raise ValueError(f"batch {self.batch}: expected at least 1")
-        if self.workers < 0:
-            raise ValueError(f"workers {self.workers}: expected 0 or more")
+            yield "overlap", f"is {self.overlap}: expected a share from 0 to below 1"
+        if self.iterations is not None and not 1 <= self.iterations <= MAX_ITERATIONS:
+            yield "iterations", f"is {self.iterations}: expected 1 to {MAX_ITERATIONS}"
+        if not 1 <= self.batch_size <= 65_536:
+            yield "batch_size", f"is {self.batch_size}: expected 1 to 65536"
+
+    @property
+    def plain(self) -> bool:
+        """Whether an image is seen once, as it is."""
+        return list(self.scales) == [1] and not self.flip and self.window is None
 
     @property
     def window_size(self) -> tuple[int, int]:
@@ -59,101 +61,25 @@ class EvaluationOptions:
         return (self.window, self.window) if isinstance(self.window, int) else self.window
 
 
-@torch.inference_mode()
-def predict_classes(model: nn.Module, images: Tensor, options: EvaluationOptions) -> Tensor:
-    """Normalised images B,3,H,W → class of every pixel B,H,W int64."""
-    if options.scales == (1.0,) and not options.flip and options.window is None:
-        return _tensor(model(images)).argmax(1)  # the softmax would not change the order
-    return predict_probabilities(model, images, options).argmax(1)
+@dataclass
+class PredictOptions(InferenceOptions):
+    """How files of any size are predicted.
 
+    Args:
+        whole: megapixels up to which an image is seen at once; larger ones in windows
+        global_bases: fit the EM bases to the whole of a large image first, so that its windows
+            share one context; takes twice the time, and 4 bytes a channel and position on disk
+        max_pixels: megapixels above which a file, which may be made to fill the memory, is refused
+    """
 
-@torch.inference_mode()
-def predict_probabilities(model: nn.Module, images: Tensor, options: EvaluationOptions) -> Tensor:
-    """Normalised images B,3,H,W → class probabilities B,classes,H,W float32."""
-    height, width = images.shape[-2:]
-    total: Tensor | None = None
-    for scale in options.scales:
-        size = (max(1, round(height * scale)), max(1, round(width * scale)))
-        # Antialiased like the training transform's, so that small scales look as in training.
-        scaled = images if size == (height, width) else _resize(images, size, antialias=True)
-        seen = _look(model, scaled, options)
-        if options.flip:
-            seen = (seen + _look(model, scaled.flip(-1), options).flip(-1)) / 2
-        seen = seen if size == (height, width) else _resize(seen, (height, width))
-        total = seen if total is None else total.add_(seen)
-    assert total is not None
-    return total / len(options.scales)
+    whole: float = 4.0
+    global_bases: bool = False
+    max_pixels: float = MAX_PIXELS / 1e6
 
-
-def _look(model: nn.Module, images: Tensor, options: EvaluationOptions) -> Tensor:
-    """Probabilities at the images' own size, by sliding window where one is asked for."""
-    height, width = images.shape[-2:]
-    if options.window is None:
-        return _softmax(model, images)
-    # An image smaller than the window is seen as it is: padding would only show what is not there.
-    rows, columns = min(options.window_size[0], height), min(options.window_size[1], width)
-    if (rows, columns) == (height, width):
-        return _softmax(model, images)
-    weight = window_ramp(rows, images.device)[:, None] * window_ramp(columns, images.device)
-    total: Tensor | None = None
-    weights = torch.zeros(height, width, device=images.device)
-    for top in window_starts(height, rows, options.overlap):
-        for left in window_starts(width, columns, options.overlap):
-            place = (..., slice(top, top + rows), slice(left, left + columns))
-            seen = _softmax(model, images[place].contiguous())
-            if total is None:
-                total = seen.new_zeros(*seen.shape[:2], height, width)
-            total[place] += seen * weight
-            weights[place] += weight
-    assert total is not None
-    return total.div_(weights)
-
-
-def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """First pixels of evenly spaced windows that cover `length` and overlap by at least that."""
-    stride = max(1, int(window * (1 - overlap)))
-    count = 1 + max(0, -(-(length - window) // stride))
-    return [round(i * (length - window) / max(1, count - 1)) for i in range(count)]
-
-
-def window_ramp(length: int, device: torch.device) -> Tensor:
-    """Weights 1, 2, …, 2, 1, scaled to 1: a window knows its middle better than its border."""
-    steps = torch.arange(1, length + 1, device=device, dtype=torch.float32)
-    weight = torch.minimum(steps, steps.flip(0))
-    return weight / weight.max()
-
-
-def _softmax(model: nn.Module, images: Tensor) -> Tensor:
-    return _tensor(model(images)).float().softmax(1)
-
-
-def _tensor(logits: Tensor) -> Tensor:
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"a model must return logits B,classes,H,W, not {type(logits).__name__}")
-    return logits
-
-
-def _resize(images: Tensor, size: tuple[int, int], antialias: bool = False) -> Tensor:
-    return F.interpolate(images, size, mode="bilinear", antialias=antialias)
-
-
-@contextmanager
-def em_iterations(model: nn.Module, iterations: int | None) -> Iterator[None]:
-    """Inside, the EM units of the model run this many iterations in evaluation."""
-    if iterations is None:
-        yield
-        return
-    units = em_units(model)
-    if not units:
-        raise UserError(
-            "this model has no EM unit whose iterations could be chosen. An exported file has "
-            "those it was exported with: `hemnet export --iterations`."
-        )
-    before = [unit.eval_iterations for unit in units]
-    try:
-        for unit in units:
-            unit.eval_iterations = iterations
-        yield
-    finally:
-        for unit, own in zip(units, before, strict=True):
-            unit.eval_iterations = own
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        for name in ("whole", "max_pixels"):
+            if not getattr(self, name) >= 0:
+                yield name, f"is {getattr(self, name)}: expected megapixels, 0 or more"
+        if self.global_bases and (self.flip or list(self.scales) != [1]):
+            yield "global_bases", "sees each window once: leave out `scales` and `flip`"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,46 +28,20 @@ from torch import nn
 from hemnet.data.labels import Colour
 from hemnet.data.transforms import normalise
 from hemnet.errors import UserError
-from hemnet.image_io import MAX_PIXELS, open_image, to_rgb
+from hemnet.image_io import open_image, read_image, to_rgb
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.global_bases import fit_global_bases, using_bases
 from hemnet.inference.input_files import Source
-from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.options import PredictOptions
 from hemnet.inference.prediction_files import JPEG_SIDE, save_classes, save_overlay, see_through
+from hemnet.inference.probabilities import em_iterations, predict_classes
 from hemnet.inference.sliding_window import Classes, smallest_type, window_grid, windowed_classes
+from hemnet.progress import progress_bar
 
-WHOLE = 4_000_000  # pixels of an image that is still seen at once where no window is asked for
 WINDOW = 769  # side of the windows of larger images
 WAITING = 8  # batches' worth of images that may wait for others of their size
 FAILURES = (UserError, MemoryError, torch.OutOfMemoryError, RuntimeError)
 CLASSES, OVERLAYS, LINES = "classes", "overlays", "predictions.jsonl"
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """How files are predicted; `look` is what evaluation has too.
-
-    Args:
-        whole: images of up to this many pixels are seen at once (or with look.window), larger ones
-            are read and predicted in windows.
-        global_bases: the windows of a larger image share EM bases fitted to all of it.
-        max_pixels: files with more are refused.
-        overlays: also write the picture tinted in its classes' colours.
-        upright: obey rotation marks of photographs.
-        scratch: folder for what global_bases keeps on disk; None: the system's for temporary files.
-    """
-
-    look: EvaluationOptions = field(default_factory=EvaluationOptions)
-    whole: float = WHOLE
-    global_bases: bool = False
-    max_pixels: float = MAX_PIXELS
-    overlays: bool = True
-    upright: bool = True
-    scratch: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.global_bases and (self.look.flip or self.look.scales != (1.0,)):
-            raise ValueError("global_bases: each window is seen once; leave out scales and flip")
 
 
 @dataclass
@@ -81,10 +57,26 @@ class Prediction:
 
 
 class Predictor:
-    """A model and how it is used; `predict_files` is all of it."""
+    """A model and how it is used; `predict_files` is all of it.
 
-    def __init__(self, model: nn.Module, options: PredictOptions, device: torch.device) -> None:
+    Args:
+        workers: threads that read files.
+        upright: obey rotation marks of photographs.
+        scratch: folder for what `global_bases` keeps on disk; None: the system's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: PredictOptions,
+        device: torch.device,
+        *,
+        workers: int = 2,
+        upright: bool = True,
+        scratch: Path | None = None,
+    ) -> None:
         self.model, self.options, self.device = model.eval(), options, device
+        self.workers, self.upright, self.scratch = workers, upright, scratch
         self.settings = normalisation(model)
         self.type = smallest_type(len(class_names(model)))
 
@@ -95,9 +87,9 @@ class Predictor:
 
         `step` hears of the windows of a large image: how many are done, of how many.
         """
-        batch = self.options.look.batch
+        batch = self.options.batch_size
         waiting: dict[tuple[int, int], list[Prediction]] = {}
-        with em_iterations(self.model, self.options.look.iterations):
+        with em_iterations(self.model, self.options.iterations):
             for item in self._read_ahead(sources):
                 if item.error is not None:
                     yield item
@@ -117,7 +109,7 @@ class Predictor:
 
     def _read_ahead(self, sources: Iterable[Source]) -> Iterator[Prediction]:
         """Files in order, read by threads a few files ahead."""
-        ahead = max(1, self.options.look.workers)
+        ahead = max(1, self.workers)
         futures: deque[Future[Prediction]] = deque()
         pool = ThreadPoolExecutor(ahead)
         try:
@@ -132,14 +124,18 @@ class Predictor:
 
     def _read(self, source: Source) -> Prediction:
         """Without a picture where it is large: its pixels are read when it is its turn."""
-        options = self.options
         try:
-            with open_image(source.path, max_pixels=options.max_pixels) as file:
-                if file.width * file.height > options.whole:
+            with self._opened(source) as file:
+                if file.width * file.height > 1e6 * self.options.whole:
                     return Prediction(source)
-                return Prediction(source, to_rgb(file, options.upright))
+                return Prediction(source, to_rgb(file, self.upright))
         except (UserError, MemoryError) as error:
             return Prediction(source, error=_reason(error, source))
+
+    def _opened(self, source: Source) -> AbstractContextManager[Image.Image]:
+        if source.content is not None:
+            return nullcontext(Image.fromarray(read_image(source.content)))
+        return open_image(source.path, max_pixels=1e6 * self.options.max_pixels)
 
     def _group(self, group: list[Prediction]) -> list[Prediction]:
         """Images of one size."""
@@ -148,7 +144,7 @@ class Predictor:
             pixels = [torch.from_numpy(np.array(item.picture)) for item in group]
             images = torch.stack(pixels).permute(0, 3, 1, 2).to(self.device)
             images = normalise(images, self.settings.mean, self.settings.std)
-            found = predict_classes(self.model, images, self.options.look)
+            found = predict_classes(self.model, images, self.options)
         except FAILURES as error:
             if len(group) > 1:  # together too much, or one of them the reason
                 return [result for item in group for result in self._group([item])]
@@ -162,14 +158,13 @@ class Predictor:
     def _large(self, item: Prediction, step: Callable[[int, int], None]) -> Prediction:
         """An image that is read and predicted in windows."""
         options, source = self.options, item.source
-        look = options.look
-        if look.window is None:
-            look = replace(look, window=WINDOW)
+        if options.window is None:
+            options = replace(options, window=WINDOW)
         try:
-            with open_image(source.path, max_pixels=options.max_pixels) as file:
-                picture = to_rgb(file, options.upright)
+            with self._opened(source) as file:
+                picture = to_rgb(file, self.upright)
             start = time.perf_counter()
-            grid = window_grid(picture.height, picture.width, look.window_size, look.overlap)
+            grid = window_grid(picture.height, picture.width, options.window_size, options.overlap)
             done = itertools.count(1)
             total = len(grid) * (2 if options.global_bases else 1)
 
@@ -180,10 +175,12 @@ class Predictor:
             with ExitStack() as stack:
                 if options.global_bases:
                     bases = fit_global_bases(
-                        *place, grid, self.settings, self.device, options.scratch, one_more
+                        *place, grid, self.settings, self.device, self.scratch, one_more
                     )
                     stack.enter_context(using_bases(self.model, bases))
-                item.classes = windowed_classes(*place, self.settings, look, self.device, one_more)
+                item.classes = windowed_classes(
+                    *place, self.settings, options, self.device, one_more
+                )
         except FAILURES as error:
             return Prediction(source, error=_reason(error, source))
         item.picture, item.windows = picture, len(grid)
@@ -195,7 +192,7 @@ def _reason(error: BaseException, source: Source) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error):
-        return f"{source.path}: not enough memory. Give a smaller --window or --batch."
+        return f"{source.path}: not enough memory. Give a smaller `window` or `batch_size`."
     raise error
 
 
@@ -245,6 +242,66 @@ class Writer:
             counts += np.bincount(rows.reshape(-1), minlength=len(counts))
         order = np.argsort(-counts, kind="stable")
         return {self.names[k]: round(counts[k] / classes.size, 6) for k in order if counts[k]}
+
+
+def write_predictions(
+    predictor: Predictor, writer: Writer, sources: Sequence[Source], tell: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """Predict and write everything; the lines of predictions.jsonl, in the order of the inputs.
+
+    `tell` hears why a file could not be predicted.
+    """
+    writer.out.mkdir(parents=True, exist_ok=True)
+    place, part = writer.out / LINES, writer.out / f".{LINES}.part"
+    written: list[dict[str, Any]] = []
+    with progress_bar() as bar, part.open("w", encoding="utf-8") as file:
+        task = bar.add_task("predicting", total=len(sources))
+        windows = bar.add_task("windows", total=None, visible=False)
+
+        def step(done: int, total: int) -> None:
+            bar.update(windows, completed=done, total=total, visible=done < total)
+
+        def keep(line: dict[str, Any]) -> None:
+            file.write(_json(line) + "\n")
+            written.append(line)
+
+        waiting: dict[str, dict[str, Any]] = {}
+        order = [source.path.as_posix() for source in sources]
+        try:
+            for line in _written(writer, predictor.predict_files(sources, step)):
+                if "error" in line:
+                    tell(line["error"])
+                waiting[line["file"]] = line
+                while len(written) < len(order) and order[len(written)] in waiting:
+                    keep(waiting.pop(order[len(written)]))
+                bar.advance(task)
+        finally:  # after an interruption too: whole lines of images that are complete
+            for line in waiting.values():
+                keep(line)
+            file.flush()
+            os.replace(part, place)
+    return written
+
+
+def _json(line: dict[str, Any]) -> str:
+    text = json.dumps(line, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # the name of a file that is not UTF-8: only escapes bring it back
+        return json.dumps(line)
+    return text
+
+
+def _written(writer: Writer, items: Iterable[Prediction]) -> Iterator[dict[str, Any]]:
+    """The lines of predictions whose files are written by threads, a few at a time."""
+    futures: deque[Future[dict[str, Any]]] = deque()
+    with ThreadPoolExecutor(2) as pool:
+        for item in items:
+            futures.append(pool.submit(writer.write, item))
+            if len(futures) > 4:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
 
 
 def class_names(model: nn.Module) -> list[str]:

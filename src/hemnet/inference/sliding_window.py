@@ -20,12 +20,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hemnet.data.transforms import Augmentation, normalise
-from hemnet.inference.options import (
-    EvaluationOptions,
-    predict_probabilities,
-    window_ramp,
-    window_starts,
-)
+from hemnet.inference.options import InferenceOptions
+from hemnet.inference.probabilities import predict_probabilities, window_ramp, window_starts
 
 Classes = NDArray[np.unsignedinteger[Any]]  # H,W: uint8, or uint16 beyond 256 classes
 
@@ -57,7 +53,7 @@ def windowed_classes(
     model: nn.Module,
     picture: Image.Image,
     settings: Augmentation,
-    options: EvaluationOptions,
+    options: InferenceOptions,
     device: torch.device,
     step: Callable[[], None] = lambda: None,
 ) -> Classes:
@@ -117,7 +113,7 @@ def _look(
     corner: tuple[int, int],
     grid: Grid,
     settings: Augmentation,
-    options: EvaluationOptions,
+    options: InferenceOptions,
     device: torch.device,
 ) -> Tensor:
     """Class probabilities of one window: classes,rows,columns, a tensor of its own."""

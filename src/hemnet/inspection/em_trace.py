@@ -18,7 +18,8 @@ from hemnet.em.mixtures import describe, initial, mixture_from
 from hemnet.em.solver import iterate
 from hemnet.em.sources import Features
 from hemnet.inference.evaluate import normalisation
-from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.options import InferenceOptions
+from hemnet.inference.probabilities import em_iterations, predict_classes
 from hemnet.inference.sliding_window import Classes, smallest_type
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import EMUnit, Plan, em_units
@@ -42,7 +43,7 @@ def analyse(model: nn.Module, images: Tensor, iterations: int | None = None) -> 
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     images = normalise(images.to(device), settings.mean, settings.std)
     with em_iterations(model, iterations), recorded_features(unit) as features:
-        classes = predict_classes(model, images, EvaluationOptions())
+        classes = predict_classes(model, images, InferenceOptions())
     count = int(getattr(model, "config").num_classes)  # noqa: B009
     return Analysis(
         classes.to(torch.int32).cpu().numpy().astype(smallest_type(count)),

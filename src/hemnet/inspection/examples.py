@@ -19,7 +19,8 @@ from hemnet.data.dataset import Info, SegmentationDataset
 from hemnet.data.labels import VOID, Colour
 from hemnet.data.transforms import normalise
 from hemnet.inference.evaluate import normalisation
-from hemnet.inference.options import EvaluationOptions, em_iterations, predict_classes
+from hemnet.inference.options import InferenceOptions
+from hemnet.inference.probabilities import em_iterations, predict_classes
 
 NUMBERED = 24  # up to this many classes the cells of the matrix carry their numbers
 
@@ -39,7 +40,7 @@ def examples(
     model: nn.Module,
     dataset: SegmentationDataset,
     ids: Sequence[str],
-    options: EvaluationOptions,
+    options: InferenceOptions,
 ) -> list[Example]:
     """The model's predictions for some images of a data set. The model is in evaluation mode.
 

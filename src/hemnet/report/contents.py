@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from hemnet.nn.geometry import Placement
 from hemnet.nn.health import Health
 from hemnet.run_folder import RunFolder
 from hemnet.training.config_parser import run_config
-from hemnet.training.setup import evaluation_options
 
 SHOWN, EVALUATED = 6, 24  # examples shown; images they are chosen from without an evaluation
 FURTHER = 8  # iterations that the bound is followed for, at least
@@ -65,7 +64,7 @@ def gather(
     names = set(dataset.info.classes)
     validation = [line for line in folder.read_metrics("validation") if line["iou"].keys() == names]
     config = run_config(folder.path)
-    own = None if config is None else replace(evaluation_options(config), workers=0)
+    own = None if config is None else config.validation
     evaluated = evaluation or evaluate(
         model, Subset(dataset, spread_out(len(dataset), EVALUATED)), own, progress=None
     )

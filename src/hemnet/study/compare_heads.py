@@ -126,5 +126,5 @@ def check_heads(heads: Sequence[str] | None) -> list[str]:
     known = list_models()
     for head in heads or ():
         if head not in known:
-            raise UserError(f"--heads {head}: expected some of {', '.join(known)}")
+            raise UserError(f"`heads={head}`: expected some of {', '.join(known)}")
     return list(dict.fromkeys(heads or known))

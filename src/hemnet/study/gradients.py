@@ -33,7 +33,6 @@ from hemnet.training.setup import (
     augmentation_of,
     build_batches,
     build_model,
-    evaluation_options,
     settle,
 )
 from hemnet.training.step import TrainingStep
@@ -88,8 +87,8 @@ def measured_training(cell: Cell, run: Path, data: Datasets) -> dict[str, Any]:
                 step(number, batches)
         found: dict[str, Any] = {"measurements": measured}
         if val_set is not None:
-            options = evaluation_options(config)
-            found["miou"] = evaluate(model, val_set, options, progress=None).miou
+            options, workers = config.validation, config.data.workers
+            found["miou"] = evaluate(model, val_set, options, workers=workers, progress=None).miou
     return found
 
 
@@ -142,7 +141,7 @@ def measure_flow(
     if not unit.norm.weight.any():
         raise UserError(
             "no gradient reaches the unit's iterations: it adds nothing to its input yet. Measure "
-            "a trained model, or one that starts otherwise, with --model.options.gain 0.3"
+            "a trained model, or one that starts otherwise, with model.options.gain 0.3"
         )
     samples = sum(len(batch.masks) for batch in fixed)
     sums: dict[str, torch.Tensor] = {}

@@ -100,7 +100,7 @@ def of_shard(cells: Sequence[Cell], shard: str | None) -> list[Cell]:
     except ValueError:
         number = total = 0
     if not 1 <= number <= total:
-        raise UserError(f"--shard {shard}: expected I/N, such as 1/4 to 4/4 on four machines")
+        raise UserError(f"`shard={shard}`: expected I/N, such as 1/4 to 4/4 on four machines")
     return list(cells[number - 1 :: total])
 
 

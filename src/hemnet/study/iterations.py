@@ -14,7 +14,7 @@ from hemnet.files import read_object, write_json
 from hemnet.inference.evaluate import evaluate
 from hemnet.inference.metrics import subset_miou
 from hemnet.inference.open_model import load_model
-from hemnet.inference.options import EvaluationOptions
+from hemnet.inference.options import InferenceOptions
 from hemnet.inspection.em_trace import find_unit
 from hemnet.nn.attention import EMAttention
 from hemnet.study import paper_results as paper
@@ -93,7 +93,7 @@ def evaluate_all(
         network = load_model(model.path) if missing else None
         for t in missing:
             assert network is not None
-            options = EvaluationOptions(iterations=t, batch=batch)
+            options = InferenceOptions(iterations=t, batch_size=batch)
             text = f"{model.path.name}, {t} iterations"
             found = evaluate(network, dataset, options, progress=text)
             context = dataset.info.context_classes

@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
-from hemnet.limits import MAX_ITERATIONS
+from hemnet.inference.options import InferenceOptions
 
+OPTIMIZERS = ("sgd", "adamw", "lamb", "adafactor", "muon")  # and whatever else timm has
 LOSSES = ("cross_entropy", "focal", "dice", "lovasz")  # that can be added
 Precision = Literal["float32", "bf16", "fp16"]
 
@@ -107,7 +109,7 @@ class OptimConfig:
     """The optimizer and its schedule: lr · (1 − step/steps)^poly_power.
 
     Args:
-        name: sgd, adamw, lamb, adafactor or muon
+        name: sgd, adamw, lamb, adafactor, muon or another of timm
         steps: optimizer steps of the run
         batch_size: images per step, over all processes and accumulated passes
         accumulate: passes that make one step, each with its share; auto for as few as fit
@@ -116,8 +118,8 @@ class OptimConfig:
         poly_power: exponent of the poly schedule; 0 keeps the learning rate constant
         plateau_patience: validations without a better mIoU until lr falls, thrice; null for poly
         warmup: steps over which the learning rate rises from a tenth
-        momentum: of sgd and muon
-        betas: of adamw, lamb and muon
+        momentum: of optimizers that have it, such as sgd and muon
+        betas: of optimizers that have two, such as adamw and lamb
         weight_decay: of convolution weights; nothing else decays
         bias_lr_mult: learning rate of biases, as a multiple of lr
         head_lr_mult: learning rate of everything but the backbone, as a multiple of lr
@@ -125,7 +127,7 @@ class OptimConfig:
         ema_decay: of a moving average of the weights, which is validated and saved; null for none
     """
 
-    name: Literal["sgd", "adamw", "lamb", "adafactor", "muon"] = "sgd"
+    name: str = "sgd"
     steps: int = 30_000
     batch_size: int = 16
     accumulate: Literal["auto"] | int = 1
@@ -167,28 +169,19 @@ class LossConfig:
 
 
 @dataclass
-class ValidationConfig:
+class ValidationConfig(InferenceOptions):
     """How the network is judged during training.
 
     Args:
         every: steps between two validations; the last step is always validated
-        scales: image scales whose probabilities are averaged
-        flip: average with the mirrored image too
-        window: side of a sliding window; null for whole images
-        overlap: share of the window that neighbours have in common
-        iterations: of the attention unit; null for the model's own
-        batch_size: images seen at once, where neighbours have the same size
         keep: which model the run folder offers: best on the validation set, or last
     """
 
     every: int = 1000
-    scales: list[float] = field(default_factory=lambda: [1.0])
-    flip: bool = False
-    window: int | None = None
-    overlap: float = 0.25
-    iterations: int | None = None
-    batch_size: int = 1
     keep: Literal["best", "last"] = "best"
+
+    def __post_init__(self) -> None:
+        """Nothing is refused: `check_config` reports all problems of a configuration at once."""
 
 
 @dataclass
@@ -258,30 +251,20 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("data.size", "data.length", "data.val_length", "model.channels"), _FROM_1),
     **dict.fromkeys(("optim.poly_power", "optim.warmup", "optim.weight_decay"), _FROM_0),
     **dict.fromkeys(("optim.steps", "optim.accumulate", "optim.plateau_patience"), _FROM_1),
-    **dict.fromkeys(("validation.every", "validation.window"), _FROM_1),
-    "loss.stride": _FROM_1,
+    **dict.fromkeys(("validation.every", "loss.stride"), _FROM_1),
     "loss.focal_gamma": (0, 20),
     **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
     **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
-    **dict.fromkeys(("optim.batch_size", "validation.batch_size"), (1, 65_536)),
+    "optim.batch_size": (1, 65_536),
     "data.workers": (0, 1024),
     "run.timeout": (1, 1e6),
     "run.seed": (0, 2**63 - 1),
     "optim.bias_lr_mult": (0, 1000),
     "optim.head_lr_mult": (0, 1000),
-    "validation.overlap": (0, 0.9),
-    "validation.iterations": (1, MAX_ITERATIONS),
 }
 _POSITIVE = (
-    *(
-        "optim.lr",
-        "optim.bias_lr_mult",
-        "optim.head_lr_mult",
-        "optim.clip",
-        "loss.ohem",
-        "optim.memory_gib",
-    ),
-    *("data.scale_step", "model.norm_momentum"),
+    *("optim.lr", "optim.bias_lr_mult", "optim.head_lr_mult", "optim.clip", "optim.memory_gib"),
+    *("loss.ohem", "data.scale_step", "model.norm_momentum"),
 )
 
 
@@ -318,6 +301,13 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
             f"optim.ema_decay is {config.optim.ema_decay}: expected a decay from 0 to below 1, "
             "such as 0.998, or null"
         )
+    if config.optim.name not in OPTIMIZERS:
+        from timm.optim import list_optimizers  # type: ignore[attr-defined]
+
+        known = [str(name) for name in list_optimizers()]
+        if config.optim.name not in known:
+            close = difflib.get_close_matches(config.optim.name, known) or OPTIMIZERS
+            yield f"optim.name is {config.optim.name[:80]!r}: timm has none; try {', '.join(close)}"
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         yield (f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
     data, optim, loss, run = config.data, config.optim, config.loss, config.run
@@ -335,8 +325,8 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
             )
     if config.model.norm_momentum is not None and config.model.norm_momentum > 1:
         yield (f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
-    if not config.validation.scales or min(config.validation.scales) <= 0:
-        yield (f"validation.scales is {config.validation.scales}: expected numbers above 0")
+    for name, problem in config.validation.problems():
+        yield f"validation.{name} {problem}"
     if loss.ohem is not None and loss.ohem > 1:
         yield (f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
     if unknown := [name for name in loss.terms if name not in LOSSES]:

@@ -18,6 +18,7 @@ from hemnet.errors import UserError
 from hemnet.renamed_options import current_options
 from hemnet.run_folder import RunFolder
 from hemnet.training.config import RENAMED, TrainConfig, check_config, joined
+from hemnet.training.presets import PRESETS
 
 log = logging.getLogger("hemnet")
 
@@ -26,20 +27,36 @@ FREE = ("data.root", "data.workers", "run.tensorboard", "run.wandb", "run.timeou
 _OPEN = ("model.options", "data.label_map", "loss.terms")  # dictionaries, of the user's keys
 
 
-def read_config(path: str | Path | None = None, flags: Sequence[str] = ()) -> TrainConfig:
-    """A checked configuration: the defaults, changed by a file, changed by flags.
+def read_config(
+    source: str | Path | Mapping[str, Any] | TrainConfig | None = None,
+    flags: Sequence[str] = (),
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+) -> TrainConfig:
+    """A checked configuration: the defaults, changed by all that is given, in this order.
 
     Args:
-        path: a YAML file.
+        preset: "cpu" or "gpu": settings to begin with.
+        source: a YAML file, its content as nested dictionaries, or another configuration.
+        overrides: such as `{"optim.lr": 0.01}` or `{"optim": {"lr": 0.01}}`.
         flags: such as `["--optim.lr", "0.01"]`.
     """
     import jsonargparse
 
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"`preset={preset}`: expected {' or '.join(PRESETS)}")
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(TrainConfig)
-    content, problems = ({}, []) if path is None else _read_file(Path(path))
-    flags = _checked_flags(flags, problems)
+    content = dict(PRESETS[preset]) if preset is not None else {}
+    problems: list[str] = []
+    if isinstance(source, TrainConfig | Mapping):
+        nested = source if isinstance(source, Mapping) else asdict(source)
+        content |= _settings(nested, "the configuration", problems)
+    elif source is not None:
+        content |= _settings(_read_file(Path(source)), str(source), problems)
+    flags = _checked_flags([*_as_flags(overrides or {}), *flags], problems)
     if problems:
         raise UserError(joined(problems))
     flags = list(_plain_values(flags))
@@ -63,21 +80,6 @@ def run_config(run: str | Path) -> TrainConfig | None:
     """The configuration a run was started with; None where the folder holds no run."""
     folder = RunFolder(run)
     return read_config(folder.config) if folder.holds_run else None
-
-
-def given_settings(path: str | Path | None, flags: Sequence[str]) -> set[str]:
-    """The names of the settings in a file and in flags, whatever is wrong with them."""
-    given = {renamed(flag[2:].partition("=")[0]) for flag in flags if flag.startswith("--")}
-    given |= {".".join(key.split(".")[:2]) for key in given}
-    if path is not None and Path(path).is_file():
-        try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            given |= {
-                renamed(f"{section}.{name}") for section, part in content.items() for name in part
-            }
-        except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError):
-            pass
-    return given
 
 
 def renamed(key: str) -> str:
@@ -152,16 +154,18 @@ def help_text() -> str:
         kind = get_type_hints(TrainConfig)[section.name]
         default = kind()
         lines += ["", f"{section.name}: {kind.__doc__.splitlines()[0]}"]
-        for name, meaning in _meanings(kind):
+        for name, meaning in meanings(kind).items():
             value = _plain(getattr(default, name))
             shown = yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
             lines.append(f"  --{section.name}.{name:<17} {meaning} ({shown})")
     return "\n".join(lines)
 
 
-def _meanings(kind: type) -> list[tuple[str, str]]:
-    text = inspect.cleandoc(kind.__doc__ or "")
-    return re.findall(r"^    (\w+): (.+)$", text, re.MULTILINE)
+def meanings(kind: type) -> dict[str, str]:
+    """The fields of a dataclass in their order, each with its line of the docstring."""
+    text = "".join(inspect.cleandoc(base.__doc__ or "") + "\n" for base in kind.__mro__)
+    found = dict(re.findall(r"^    (\w+): (.+(?:\n     .+)*)$", text, re.MULTILINE))
+    return {item.name: " ".join(found[item.name].split()) for item in fields(kind)}
 
 
 def known_keys() -> list[str]:
@@ -173,40 +177,51 @@ def known_keys() -> list[str]:
     ]
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a file by their dotted names, and what is wrong with its names."""
+def _read_file(path: Path) -> Any:
     if path.exists() and not path.is_file():  # a pipe could be read only once
         raise UserError(f"{path} is not a configuration file, but a folder, pipe or device")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as YAML: {_shortened(str(error))}") from None
-    if not isinstance(content, dict):
+
+
+def _settings(content: Any, origin: str, problems: list[str]) -> dict[str, Any]:
+    """Settings by their dotted names; what is wrong with the names is added to `problems`."""
+    if not isinstance(content, Mapping):
         raise UserError(
-            f"{path} is not a configuration: expected sections such as model: and data:"
+            f"{origin} is not a configuration: expected sections such as model: and data:"
         )
     found: dict[str, Any] = {}
-    problems = []
     sections = get_type_hints(TrainConfig)
     for section, values in content.items():
         if section not in sections:
-            problems.append(f"{path}: {_unknown(str(section), list(sections))}")
-        elif not isinstance(values, dict):
+            problems.append(f"{origin}: {_unknown(str(section), list(sections))}")
+        elif not isinstance(values, Mapping):
             given = _shortened(repr(values), 80)
-            problems.append(f"{path}: {section} is {given}, expected settings below it")
+            problems.append(f"{origin}: {section} is {given}, expected settings below it")
         else:
             for name, value in values.items():
                 key = renamed(f"{section}.{name}")
                 if not _is_known(key):
-                    problems.append(f"{path}: {_unknown(key, known_keys())}")
+                    problems.append(f"{origin}: {_unknown(key, known_keys())}")
                 elif key in found:
-                    problems.append(f"{path}: {key} is given twice, once by its old name")
+                    problems.append(f"{origin}: {key} is given twice, once by its old name")
                 elif value is None and _kind(key) is str:  # as a flag it would be a word
                     problems.append(f"{key} is null: expected str")
-                found[key] = value
-    return found, problems
+                found[key] = _plain(value)
+    return found
+
+
+def _as_flags(overrides: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and key in get_type_hints(TrainConfig):  # a section
+            yield from _as_flags({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            text = str(value) if isinstance(value, str | Path) else _as_text(_plain(value))
+            yield f"--{key}={text}"
 
 
 def _checked_flags(flags: Sequence[str], problems: list[str]) -> list[str]:
@@ -217,7 +232,7 @@ def _checked_flags(flags: Sequence[str], problems: list[str]) -> list[str]:
             name, equals, value = flag[2:].partition("=")
             key = renamed(name)
             if not _is_known(key):
-                problems.append(f"--{_unknown(key, known_keys())}")
+                problems.append(_unknown(key, known_keys()))
             expects_value = not equals
             flag = f"--{key}{equals}{value}"
         elif expects_value:
@@ -282,9 +297,9 @@ def _explain(message: str) -> str:
         return _shortened(message.replace("\n", " "))
     section, _, name = key[1].partition(".")
     kind = get_type_hints(TrainConfig)[section]
-    expected = kind.__annotations__[name]
+    expected = next((item.type for item in fields(kind) if item.name == name), "another value")
     given = f" is {_shortened('null' if value[1] == 'None' else value[1], 80)}" if value else ""
-    meaning = dict(_meanings(kind)).get(name, "")
+    meaning = meanings(kind).get(name, "")
     return f"{key[1]}{given}: expected {expected} ({meaning})"
 
 

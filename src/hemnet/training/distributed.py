@@ -94,5 +94,5 @@ def check_alike(mine: Mapping[str, Any]) -> None:
                     f"the processes were not started alike: {name} is {first.get(name)} for "
                     f"process 0 on {host}, and {other.get(name)} for process {number} on "
                     f"{other_host}. All need the same configuration and data, and a run folder "
-                    "(--out) on a disk that every machine sees"
+                    "(`out`) on a disk that every machine sees"
                 )

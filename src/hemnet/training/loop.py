@@ -20,10 +20,11 @@ import torch
 from accelerate import Accelerator
 from torch import distributed
 
-from hemnet.data import Batch, SegmentationDataset
+from hemnet.data import Batch
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import evaluate, guessed
 from hemnet.inference.metrics import Evaluation
+from hemnet.inference.open_model import load_model
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import em_units
 from hemnet.run_folder import RunFolder
@@ -46,6 +47,7 @@ from hemnet.training.resume import (
     write_config,
 )
 from hemnet.training.run_log import RunLog, check_wandb, write_environment
+from hemnet.training.setup import Datasets
 from hemnet.training.signals import Stopped, StopSignals
 from hemnet.training.step import TrainingStep, check_finite
 from hemnet.training.summary import look, opening, padding_note, resolved_loss
@@ -55,12 +57,13 @@ log = logging.getLogger("hemnet")
 
 REFRESH = 20  # seconds after which the page of a run that trains is read again
 Report = Callable[..., object]  # write_report(run, data set, evaluation, refresh=seconds)
-Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    out: Path
+    """A run that has ended or was stopped."""
+
+    folder: Path
     step: int
     finished: bool
     stopped_by: int | None  # number of the signal
@@ -68,6 +71,16 @@ class TrainResult:
     best_miou: float | None
     best_step: int
     main: bool  # of several processes, the one that speaks
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, of the kinds "train" and "validation"."""
+        return RunFolder(self.folder).read_metrics()
+
+    @property
+    def model(self) -> Segmenter:
+        """The trained model: the best, or the last where the configuration says so."""
+        return load_model(self.folder)
 
 
 def train(
@@ -154,7 +167,6 @@ class Trainer:
         if self.device.type == "cpu" and config.run.precision == "bf16":
             keep_depthwise_in_float32(self.model)
         self.loss = SegmentationLoss(config.loss, self.dataset.num_classes).to(self.device)
-        self.options = setup.evaluation_options(config)
         self.model.to(self.device)
         if self.world > 1 and self.device.type == "cuda":
             setup.synchronise_norms(self.model)
@@ -324,7 +336,8 @@ class Trainer:
                 found = evaluate(
                     self.judged,
                     self.val,
-                    self.options,
+                    self.config.validation,
+                    workers=self.config.data.workers,
                     device=self.device,
                     progress="validating" if self.display.live else None,
                 )

@@ -14,7 +14,7 @@ from hemnet.training.config import OptimConfig, TrainConfig
 
 GIB = 2**30
 BACKWARD = 1.5  # of what the forward pass keeps: gradients, and workspaces of kernels
-STATES = {"sgd": 3, "adamw": 4, "lamb": 4, "adafactor": 3, "muon": 4}  # copies of the weights
+STATES = {"sgd": 3, "adafactor": 3}  # copies of the weights; of most 4
 SHARE = 0.8  # of the free memory
 
 
@@ -48,7 +48,7 @@ def need(config: TrainConfig, num_classes: int) -> Need:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     one, two = (peak_bytes(model, config.data.crop, n, training=True) for n in (2, 3))
     half = 0.6 if config.run.precision != "float32" else 1.0
-    return Need(weights * STATES[config.optim.name], int((two - one) * BACKWARD * half))
+    return Need(weights * STATES.get(config.optim.name, 4), int((two - one) * BACKWARD * half))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
+from timm.optim import create_optimizer_v2, get_optimizer_info  # type: ignore[attr-defined]
 from torch import nn
 
 from hemnet.errors import UserError
@@ -21,18 +21,15 @@ _TIMM = {"sgd": "momentum"}  # whose own sgd is Nesterov's
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """timm's, with our parameter groups. Momentum and betas go to those that have them."""
+    name = _TIMM.get(config.name, config.name)
+    given: dict[str, Any] = {"lr": config.lr, "momentum": config.momentum}
     try:
-        made: torch.optim.Optimizer = create_optimizer_v2(
-            parameter_groups(model, config),
-            _TIMM.get(config.name, config.name),
-            lr=config.lr,
-            momentum=config.momentum,
-            betas=config.betas,
-        )
-    except (ValueError, RuntimeError, ImportError) as error:  # such as Muon in an older timm
-        raise UserError(
-            f"optim.name {config.name}: {error}. Try another, or a newer timm"
-        ) from None
+        if get_optimizer_info(name).num_betas == len(config.betas):
+            given["betas"] = config.betas
+        groups = parameter_groups(model, config)
+        made: torch.optim.Optimizer = create_optimizer_v2(groups, name, **given)
+    except (ValueError, RuntimeError, ImportError, AssertionError) as error:
+        raise UserError(f"optim.name {config.name} cannot be used: {error}") from None
     return made
 
 

@@ -6,10 +6,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -44,8 +45,8 @@ def check_folder(config: TrainConfig, folder: RunFolder, resume: bool, allow_cha
     if last.exists() and not resume:
         step = read_progress(last).step
         raise UserError(
-            f"{out} already holds a run, which is at step {step}: go on with it by --resume, or "
-            "choose another folder"
+            f"{out} already holds a run, which is at step {step}: go on with it by `resume=True`, "
+            "or choose another folder"
         )
     if not last.exists() and (folder.model / CONFIG).exists():
         raise UserError(
@@ -57,8 +58,8 @@ def check_folder(config: TrainConfig, folder: RunFolder, resume: bool, allow_cha
         if changed:
             raise UserError(
                 f"{out} was begun with another configuration:\n  " + "\n  ".join(changed) + "\n"
-                "Resume without these changes (--resume alone takes the run's own configuration), "
-                "or allow them with --allow-changes"
+                "Resume without these changes (`resume=True` alone takes the run's own "
+                "configuration), or allow them with `allow_changes=True`"
             )
 
 
@@ -73,6 +74,37 @@ def resumed_choices(config: TrainConfig, folder: RunFolder) -> TrainConfig:
     if config.optim.accumulate == "auto":
         count = saved.optim.accumulate
         config = replace(config, optim=replace(config.optim, accumulate=count))
+    return config
+
+
+Config = str | Path | Mapping[str, Any] | TrainConfig | None
+
+
+def base_config(
+    config: Config,
+    out: str | Path | None,
+    *,
+    preset: str | None = None,
+    resume: bool = False,
+    allow_changes: bool = False,
+) -> Config:
+    """What a run's settings are taken from: `config`, or the run that is resumed."""
+    if out is None:
+        raise UserError("say where the run is to be: `out=RUN`")
+    if allow_changes and not resume:
+        raise UserError("`allow_changes` belongs to `resume`")
+    if preset is not None and resume:
+        raise UserError("`preset` is for a run that begins: `resume` takes the run's settings")
+    if config is None and resume:
+        folder = RunFolder(out)
+        if not folder.holds_run:
+            raise UserError(f"{out} holds no run to resume: it has no {folder.config.name}")
+        return folder.config
+    if config is None and preset is None:
+        raise UserError(
+            "give a configuration with `config`, such as configs/scenes.yaml, or begin with "
+            "`preset=cpu` or `preset=gpu`"
+        )
     return config
 
 
@@ -168,4 +200,7 @@ def _kept(folder: RunFolder) -> str:
         step = read_progress(folder.last).step
     except (UserError, OSError):
         return ""
-    return f"The checkpoint of step {step} in {folder.path} is intact: go on from it with --resume"
+    return (
+        f"The checkpoint of step {step} in {folder.path} is intact: go on from it with "
+        "`resume=True`"
+    )

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -25,7 +26,6 @@ from hemnet.data import (
 from hemnet.errors import UserError
 from hemnet.inference.evaluate import normalisation
 from hemnet.inference.open_model import load_model
-from hemnet.inference.options import EvaluationOptions
 from hemnet.models.registry import create_model, resolve_preset
 from hemnet.models.segmenter import Segmenter
 from hemnet.nn.em_unit import EMUnit
@@ -39,19 +39,21 @@ log = logging.getLogger("hemnet")
 Datasets = tuple[SegmentationDataset, SegmentationDataset | None]  # for training, validation
 
 
-def open_split(config: DataConfig, split: str, length: int | None) -> SegmentationDataset:
-    return open_dataset(
-        config.name,
-        config.root,
-        split,
-        skip_missing=config.skip_missing,
-        classes=config.classes,
-        label_map=config.label_map,
-        labels=config.labels if config.name == "folder" else None,
-        columns=config.columns if config.name == "hf" else None,
-        size=config.size if config.name in GENERATED else None,
-        length=length,
-    )
+def open_split(
+    config: DataConfig, split: str, length: int | None, **given: Any
+) -> SegmentationDataset:
+    """A split of a configuration's data; `given` are other arguments of `open_dataset`."""
+    settings: dict[str, Any] = {
+        "root": config.root,
+        "skip_missing": config.skip_missing,
+        "classes": config.classes,
+        "label_map": config.label_map,
+        "labels": config.labels if config.name == "folder" else None,
+        "columns": config.columns if config.name == "hf" else None,
+        "size": config.size if config.name in GENERATED else None,
+        "length": length,
+    }
+    return open_dataset(config.name, split=split, **settings | given)
 
 
 def open_datasets(config: DataConfig) -> Datasets:
@@ -59,6 +61,14 @@ def open_datasets(config: DataConfig) -> Datasets:
     if config.val_split is None:
         return train, None
     return train, open_split(config, config.val_split, config.val_length)
+
+
+def known_data(run: str | Path | None, name: str | None) -> DataConfig | None:
+    """What a run knows of its data; of another data set the name alone, None without any."""
+    config = None if run is None else run_config(run)
+    if config is not None and name in (None, config.data.name):
+        return config.data
+    return None if name is None else DataConfig(name)
 
 
 def run_dataset(run: str | Path) -> SegmentationDataset:
@@ -258,17 +268,3 @@ def share_of_batch(config: TrainConfig, world: int) -> int:
             f"into {world} processes × {config.optim.accumulate} accumulated passes"
         )
     return config.optim.batch_size // parts
-
-
-def evaluation_options(config: TrainConfig) -> EvaluationOptions:
-    """How validation looks at images."""
-    given = config.validation
-    return EvaluationOptions(
-        scales=tuple(given.scales),
-        flip=given.flip,
-        window=given.window,
-        overlap=given.overlap,
-        iterations=given.iterations,
-        batch=given.batch_size,
-        workers=config.data.workers,
-    )

@@ -43,7 +43,7 @@ def nothing_to_learn(dataset: SegmentationDataset, found: ClassFrequency) -> str
         return (
             f"{text}, and {share:.1%} of the pixels are 255, which is void and does not count. If "
             "255 is the foreground of binary masks, give it a class of its own: "
-            "--data.label_map 0:0,255:1"
+            "`label_map={0: 0, 255: 1}`"
         )
     return f"{text}: there is nothing to learn. Look at the labels: hemnet data show"
 

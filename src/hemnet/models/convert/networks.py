@@ -25,8 +25,8 @@ _STEM_NORMS = (*(f"backbone.network.conv1.{i}" for i in (1, 4)), "backbone.netwo
 # A deep stem's widths → what timm adds to the name of such a ResNet.
 _STEMS: dict[tuple[int, ...], str] = {(64, 64, 128): "s", (32, 32, 64): "c"}
 _BACKBONE_ALONE = (
-    "Its backbone alone can start a network of ours: hemnet train --model.weights FILE with "
-    "--model.backbone resnet50c (resnet101c …; resnet50 without a deep stem)"
+    "Its backbone alone can start a network of ours: model.weights FILE with "
+    "model.backbone resnet50c (resnet101c …; resnet50 without a deep stem)"
 )
 _POOLED = "(average-pooled shortcuts, as in ResNet-D)"
 
