@@ -55,7 +55,8 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    tree = [[name] for name in cli.COMMANDS]
+    listing = ("data", "train")  # their help names what the registries hold
+    tree = [[name] for name in cli.COMMANDS if name not in listing]
     for name, subparser in cli.subcommands(cli.build_parser()).items():
         tree += [[name, inner] for inner in cli.subcommands(subparser)]
     assert ["data", "check"] in tree

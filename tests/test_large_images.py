@@ -122,7 +122,7 @@ def test_parts_have_the_bases_of_the_whole(mixture: hemnet.Mixture) -> None:
 def network(name: str = "hemnet", **options: Any) -> hemnet.Segmenter:
     torch.manual_seed(1)
     model = hemnet.create_model(
-        name, 5, "test_resnet", 8, channels=16, bases=6, zero_init=False, **options
+        name, 5, "test_resnet", 8, channels=16, bases=6, **{"zero_init": False} | options
     ).eval()
     nn.init.normal_(model.head.classifier[-1].weight, std=2)
     return model
@@ -173,7 +173,7 @@ def test_global_bases_are_those_of_all_features_each_once() -> None:
 
 
 def test_global_bases_from_the_command_line(tmp_path: Path, capsys: Any) -> None:
-    saved = network().save_pretrained(tmp_path / "model")
+    saved = network(gain=5.0, zero_init=None).save_pretrained(tmp_path / "model")
     path = tiny_data.image(tmp_path / "large.png", 100, 120)
     found = []
     for extra in ([], ["--global-bases"]):

@@ -335,7 +335,7 @@ def test_the_archive_of_the_voc_server(tmp_path: Path, capsys: Any) -> None:
     ("more", "message"),
     [
         (("--voc-server", "comp5"), "not PASCAL VOC"),
-        (("--global-bases", "--flip"), "leave out scales and flip"),
+        (("--global-bases", "--flip"), "leave out --scales and --flip"),
         (("--scales", "0"), "scales"),
         (("--whole", "-1"), "--whole"),
         (("--device", "tpu"), "--device"),

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
-from hemnet.limits import MAX_ITERATIONS
+from hemnet.inference.options import InferenceOptions
 
 HELP = "write a model as ONNX, torch.export or OpenVINO file, checked"
 FORMATS = ("onnx", "torch", "openvino")
@@ -69,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.iterations is not None and not 1 <= args.iterations <= MAX_ITERATIONS:
-        raise UserError(f"--iterations {args.iterations}: expected 1 to {MAX_ITERATIONS}.")
+    InferenceOptions(iterations=args.iterations)  # refuses what cannot be
     if not 0 <= args.tolerance < 100:
         raise UserError(f"--tolerance {args.tolerance}: expected points from 0 to below 100.")
     int8 = args.precision == "int8"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hemnet.errors import UserError
-from hemnet.limits import MAX_ITERATIONS, MAX_PIXELS
+from hemnet.limits import MAX_ITERATIONS, MAX_PIXELS, number, out_of_range
 
 
 @dataclass
@@ -25,9 +25,9 @@ class InferenceOptions:
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
     window: int | tuple[int, int] | None = None
-    overlap: float = 1 / 3
-    iterations: int | None = None
-    batch_size: int = 1
+    overlap: float = number(1 / 3, least=0, below=1)
+    iterations: int | None = number(None, 1, MAX_ITERATIONS)
+    batch_size: int = number(1, 1, 65_536)
 
     def __post_init__(self) -> None:
         for name, problem in self.problems():
@@ -35,18 +35,13 @@ class InferenceOptions:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """The names of options that cannot be used, and why."""
+        yield from out_of_range(self)
         if not self.scales or not all(0 < scale <= 16 for scale in self.scales):
             yield "scales", f"is {list(self.scales)}: expected numbers above 0, at most 16"
         if self.window is not None:
             sides = (self.window,) if isinstance(self.window, int) else self.window
             if not 1 <= len(sides) <= 2 or min(sides) < 1:
                 yield "window", f"is {self.window}: expected a side, or height and width, from 1"
-        if not 0 <= self.overlap < 1:
-            yield "overlap", f"is {self.overlap}: expected a share from 0 to below 1"
-        if self.iterations is not None and not 1 <= self.iterations <= MAX_ITERATIONS:
-            yield "iterations", f"is {self.iterations}: expected 1 to {MAX_ITERATIONS}"
-        if not 1 <= self.batch_size <= 65_536:
-            yield "batch_size", f"is {self.batch_size}: expected 1 to 65536"
 
     @property
     def plain(self) -> bool:
@@ -72,14 +67,11 @@ class PredictOptions(InferenceOptions):
         max_pixels: megapixels above which a file, which may be made to fill the memory, is refused
     """
 
-    whole: float = 4.0
+    whole: float = number(4.0, 0)
     global_bases: bool = False
-    max_pixels: float = MAX_PIXELS / 1e6
+    max_pixels: float = number(MAX_PIXELS / 1e6, 0)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        for name in ("whole", "max_pixels"):
-            if not getattr(self, name) >= 0:
-                yield name, f"is {getattr(self, name)}: expected megapixels, 0 or more"
         if self.global_bases and (self.flip or list(self.scales) != [1]):
             yield "global_bases", "sees each window once: leave out `scales` and `flip`"

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from hemnet.errors import UserError
 from hemnet.inference.options import InferenceOptions
+from hemnet.limits import number, out_of_range, shortened
 
 OPTIMIZERS = ("sgd", "adamw", "lamb", "adafactor", "muon")  # and whatever else timm has
 LOSSES = ("cross_entropy", "focal", "dice", "lovasz")  # that can be added
@@ -44,7 +44,7 @@ class NetworkConfig:
     name: str = "hemnet"
     backbone: str = "resnet101s"
     output_stride: int = 8
-    channels: int | None = None
+    channels: int | None = number(None, 1)
     weights: str | None = None
     partial_weights: bool = False
     init_from: str | None = None
@@ -52,9 +52,9 @@ class NetworkConfig:
     resnet_v1: bool = False
     align_corners: bool = True
     options: dict[str, Any] = field(default_factory=dict)
-    freeze_stages: int = 0
+    freeze_stages: int = number(0, 0)
     freeze_norm: bool = False
-    norm_momentum: float | None = None
+    norm_momentum: float | None = number(None, above=0, most=1)
 
 
 @dataclass
@@ -93,15 +93,15 @@ class DataConfig:
     label_map: dict[int, int] | None = None
     labels: str | None = None
     columns: tuple[str, str] | None = None
-    size: int | None = None
-    length: int | None = None
-    val_length: int | None = None
+    size: int | None = number(None, 1)
+    length: int | None = number(None, 1)
+    val_length: int | None = number(None, 1)
     crop: tuple[int, int] = (513, 513)
     scale: tuple[float, float] = (0.5, 2.0)
-    scale_step: float | None = None
-    flip: float = 0.5
-    jitter: float = 0.0
-    workers: int = 2
+    scale_step: float | None = number(None, above=0)
+    flip: float = number(0.5, 0, 1)
+    jitter: float = number(0.0, 0, 1)
+    workers: int = number(2, 0, 1024)
 
 
 @dataclass
@@ -128,21 +128,21 @@ class OptimConfig:
     """
 
     name: str = "sgd"
-    steps: int = 30_000
-    batch_size: int = 16
-    accumulate: Literal["auto"] | int = 1
-    memory_gib: float | None = None
-    lr: float = 9e-3
-    poly_power: float = 0.9
-    plateau_patience: int | None = None
-    warmup: int = 0
-    momentum: float = 0.9
+    steps: int = number(30_000, 1)
+    batch_size: int = number(16, 1, 65_536)
+    accumulate: Literal["auto"] | int = number(1, 1)
+    memory_gib: float | None = number(None, above=0)
+    lr: float = number(9e-3, above=0)
+    poly_power: float = number(0.9, 0)
+    plateau_patience: int | None = number(None, 1)
+    warmup: int = number(0, 0)
+    momentum: float = number(0.9, 0, 1)
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 1e-4
-    bias_lr_mult: float = 2.0
-    head_lr_mult: float = 1.0
-    clip: float | None = None
-    ema_decay: float | None = None
+    weight_decay: float = number(1e-4, 0)
+    bias_lr_mult: float = number(2.0, above=0, most=1000)
+    head_lr_mult: float = number(1.0, above=0, most=1000)
+    clip: float | None = number(None, above=0)
+    ema_decay: float | None = number(None, 0, below=1)
 
 
 @dataclass
@@ -160,11 +160,11 @@ class LossConfig:
     """
 
     terms: dict[str, float] = field(default_factory=lambda: {"cross_entropy": 1.0})
-    focal_gamma: float = 2.0
-    auxiliary: float = 0.0
-    ohem: float | None = None
+    focal_gamma: float = number(2.0, 0, 20)
+    auxiliary: float = number(0.0, 0)
+    ohem: float | None = number(None, above=0, most=1)
     class_weights: Literal["auto"] | list[float] | None = None
-    stride: int = 1
+    stride: int = number(1, 1)
     mean_over: Literal["valid", "all"] = "valid"
 
 
@@ -177,7 +177,7 @@ class ValidationConfig(InferenceOptions):
         keep: which model the run folder offers: best on the validation set, or last
     """
 
-    every: int = 1000
+    every: int = number(1000, 1)
     keep: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
@@ -203,18 +203,18 @@ class RunConfig:
         timeout: seconds that a process waits for the others, which may be gone
     """
 
-    seed: int = 0
+    seed: int = number(0, 0, 2**63 - 1)
     device: str = "auto"
     precision: Precision = "float32"
     channels_last: bool = True
     compile: bool = False
-    log_every: int = 20
+    log_every: int = number(20, 1)
     live_report: bool = True
-    health_every: int = 200
-    checkpoint_every: int = 500
+    health_every: int = number(200, 1)
+    checkpoint_every: int = number(500, 1)
     tensorboard: bool = True
     wandb: str | None = None
-    timeout: float = 600.0
+    timeout: float = number(600.0, 1, 1e6)
 
 
 @dataclass
@@ -243,29 +243,7 @@ RENAMED = {
     "loss.average": "loss.mean_over",
 }
 
-# What must hold for a number: (smallest, largest).
-_FROM_0, _FROM_1, _SHARE = (0, math.inf), (1, math.inf), (0, 1)
 _LARGEST = 2**31 - 1  # of any whole number but the seed: what torch and NumPy count with
-_RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("model.freeze_stages", "loss.auxiliary"), _FROM_0),
-    **dict.fromkeys(("data.size", "data.length", "data.val_length", "model.channels"), _FROM_1),
-    **dict.fromkeys(("optim.poly_power", "optim.warmup", "optim.weight_decay"), _FROM_0),
-    **dict.fromkeys(("optim.steps", "optim.accumulate", "optim.plateau_patience"), _FROM_1),
-    **dict.fromkeys(("validation.every", "loss.stride"), _FROM_1),
-    "loss.focal_gamma": (0, 20),
-    **dict.fromkeys(("run.log_every", "run.health_every", "run.checkpoint_every"), _FROM_1),
-    **dict.fromkeys(("data.flip", "data.jitter", "optim.momentum"), _SHARE),
-    "optim.batch_size": (1, 65_536),
-    "data.workers": (0, 1024),
-    "run.timeout": (1, 1e6),
-    "run.seed": (0, 2**63 - 1),
-    "optim.bias_lr_mult": (0, 1000),
-    "optim.head_lr_mult": (0, 1000),
-}
-_POSITIVE = (
-    *("optim.lr", "optim.bias_lr_mult", "optim.head_lr_mult", "optim.clip", "optim.memory_gib"),
-    *("loss.ohem", "data.scale_step", "model.norm_momentum"),
-)
 
 
 def check_config(config: TrainConfig) -> None:
@@ -285,22 +263,12 @@ def joined(problems: Sequence[str]) -> str:
 
 def _contradictions(config: TrainConfig) -> Iterator[str]:
     bad = set()  # keys that the checks of several settings leave out
-    for key, (low, high) in _RANGES.items():
-        value = get(config, key)
-        if value not in (None, "auto") and not low <= value <= high:
-            allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-            bad.add(key)
-            yield f"{key} is {_short(value)}: expected {allowed}"
-    for key in _POSITIVE:
-        value = get(config, key)
-        if value is not None and not 0 < value < math.inf:
-            bad.add(key)
-            yield f"{key} is {value}: expected a number above 0"
-    if config.optim.ema_decay is not None and not 0 <= config.optim.ema_decay < 1:
-        yield (
-            f"optim.ema_decay is {config.optim.ema_decay}: expected a decay from 0 to below 1, "
-            "such as 0.998, or null"
-        )
+    for section in fields(config):
+        part = getattr(config, section.name)
+        checked = part.problems() if isinstance(part, InferenceOptions) else out_of_range(part)
+        for name, problem in checked:
+            bad.add(f"{section.name}.{name}")
+            yield f"{section.name}.{name} {problem}"
     if config.optim.name not in OPTIMIZERS:
         from timm.optim import list_optimizers  # type: ignore[attr-defined]
 
@@ -309,7 +277,7 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
             close = difflib.get_close_matches(config.optim.name, known) or OPTIMIZERS
             yield f"optim.name is {config.optim.name[:80]!r}: timm has none; try {', '.join(close)}"
     if not all(0 <= beta < 1 for beta in config.optim.betas):
-        yield (f"optim.betas is {list(config.optim.betas)}: expected shares below 1")
+        yield f"optim.betas is {list(config.optim.betas)}: expected shares below 1"
     data, optim, loss, run = config.data, config.optim, config.loss, config.run
     if min(data.crop) < 1 or not 0 < data.scale[0] <= data.scale[1]:
         yield (
@@ -323,18 +291,12 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
                 f"data.scale_step is {data.scale_step}, but data.scale {list(data.scale)} is not a "
                 "whole number of such steps: such as 0.25 for [0.5, 2.0]"
             )
-    if config.model.norm_momentum is not None and config.model.norm_momentum > 1:
-        yield (f"model.norm_momentum is {config.model.norm_momentum}: expected up to 1")
-    for name, problem in config.validation.problems():
-        yield f"validation.{name} {problem}"
-    if loss.ohem is not None and loss.ohem > 1:
-        yield (f"loss.ohem is {loss.ohem}: expected a share of the pixels, up to 1")
     if unknown := [name for name in loss.terms if name not in LOSSES]:
-        yield (f"loss.terms: there is no loss {unknown[0]!r}; choose from {', '.join(LOSSES)}")
+        yield f"loss.terms: there is no loss {unknown[0]!r}; choose from {', '.join(LOSSES)}"
     if min(loss.terms.values(), default=0) < 0 or not sum(loss.terms.values()) > 0:
-        yield (f"loss.terms is {loss.terms}: expected weights from 0, one of them above 0")
+        yield f"loss.terms is {loss.terms}: expected weights from 0, one of them above 0"
     if isinstance(loss.class_weights, list) and not min(loss.class_weights, default=-1) >= 0:
-        yield (f"loss.class_weights is {loss.class_weights}: expected numbers from 0")
+        yield f"loss.class_weights is {loss.class_weights}: expected numbers from 0"
     if "loss.stride" not in bad and any((side - 1) % loss.stride for side in data.crop):
         yield (
             f"loss.stride is {loss.stride}, but data.crop {list(data.crop)} has no whole number of "
@@ -350,9 +312,9 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
             f"{optim.accumulate} equal passes"
         )
     if run.device not in ("auto", "cpu", "cuda", "mps"):
-        yield (f"run.device is {run.device[:80]!r}: expected auto, cpu, cuda or mps")
+        yield f"run.device is {run.device[:80]!r}: expected auto, cpu, cuda or mps"
     if run.device == "cpu" and run.precision == "fp16":
-        yield ("run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu")
+        yield "run.precision fp16 needs a GPU: use float32 or bf16 with run.device cpu"
 
 
 def _wrong_kinds(config: TrainConfig) -> Iterator[str]:
@@ -364,11 +326,11 @@ def _wrong_kinds(config: TrainConfig) -> Iterator[str]:
             key = f"{section.name}.{name}"
             if value is None and type(None) not in get_args(kinds[name]):
                 kind = getattr(kinds[name], "__name__", None) or kinds[name]
-                yield (f"{key} is null: expected {kind}. Leave it out for its default")
-            for number in _numbers(value):
-                limit = 1e30 if isinstance(number, float) else _LARGEST
-                if key != "run.seed" and not abs(number) <= limit:
-                    yield (f"{key} is {_short(number)}: expected a number up to {limit:g}")
+                yield f"{key} is null: expected {kind}. Leave it out for its default"
+            for found in _numbers(value):
+                limit = 1e30 if isinstance(found, float) else _LARGEST
+                if key != "run.seed" and not abs(found) <= limit:
+                    yield f"{key} is {shortened(found)}: expected a number up to {limit:g}"
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
@@ -380,11 +342,6 @@ def _numbers(value: Any) -> Iterator[int | float]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _numbers(item)
-
-
-def _short(number: float) -> str:
-    text = str(number)
-    return text if len(text) < 30 else f"{text[:20]}… ({len(text)} characters)"
 
 
 def get(config: TrainConfig, key: str) -> Any:
