@@ -26,7 +26,6 @@ from hemnet.study.recipe import for_head
 from hemnet.training.accelerator import computing
 from hemnet.training.config import TrainConfig
 from hemnet.training.loss import SegmentationLoss
-from hemnet.training.memory import passes_of
 from hemnet.training.optim import make_optimizer
 from hemnet.training.setup import (
     Datasets,
@@ -105,7 +104,7 @@ def fixed_samples(
 
     100 samples at a batch size of 16 are seven batches of 14 or 15.
     """
-    size = min(config.optim.batch_size // passes_of(config.optim), samples)
+    size = min(config.optim.batch_size // config.optim.passes, samples)
     count = math.ceil(samples / size)
     batches = training_batches(
         dataset,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hemnet.data.scenes import SCENES
 from hemnet.errors import UserError
@@ -22,7 +21,7 @@ from hemnet.training.config import (
     TrainConfig,
     ValidationConfig,
 )
-from hemnet.training.config_parser import dump_config, read_config
+from hemnet.training.config_parser import read_config
 
 STEPS, BATCH, SIZE = 400, 16, 64
 
@@ -69,13 +68,9 @@ def photograph_config(name: str) -> TrainConfig:
 
 def study_config(path: Path | None, flags: Sequence[str]) -> TrainConfig:
     """A recipe above or the user's file, changed by `--section.name value` flags."""
-    with TemporaryDirectory() as scratch:
-        if path is None:
-            name = _given(flags, "data.name") or "scenes"
-            own = scenes_config() if name == "scenes" else photograph_config(name)
-            path = Path(scratch) / "recipe.yaml"
-            path.write_text(dump_config(own), encoding="utf-8")
-        config = read_config(path, flags)
+    name = _given(flags, "data.name") or "scenes"
+    own = scenes_config() if name == "scenes" else photograph_config(name)
+    config = read_config(path or own, flags)
     if config.data.val_split is None:
         raise UserError("a study compares models on data they have not seen: set data.val_split")
     # Validated once, at the end: the best of many would be selected on its own test data.

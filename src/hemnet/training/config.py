@@ -144,6 +144,13 @@ class OptimConfig:
     clip: float | None = number(None, above=0)
     ema_decay: float | None = number(None, 0, below=1)
 
+    @property
+    def passes(self) -> int:
+        """Passes of a step, where a run has settled them."""
+        if self.accumulate == "auto":
+            raise UserError("optim.accumulate auto is for `hemnet train`: give a number here")
+        return self.accumulate
+
 
 @dataclass
 class LossConfig:

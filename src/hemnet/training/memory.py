@@ -9,8 +9,8 @@ import torch
 
 from hemnet.errors import UserError
 from hemnet.models.costs import on_meta, peak_bytes
-from hemnet.models.registry import create_model
-from hemnet.training.config import OptimConfig, TrainConfig
+from hemnet.training.config import TrainConfig
+from hemnet.training.setup import create_network
 
 GIB = 2**30
 BACKWARD = 1.5  # of what the forward pass keeps: gradients, and workspaces of kernels
@@ -31,20 +31,7 @@ class Need:
 
 def need(config: TrainConfig, num_classes: int) -> Need:
     """Counted on a model without memory, as `hemnet costs` does."""
-    network = config.model
-    model = on_meta(
-        lambda: create_model(
-            network.name,
-            num_classes,
-            network.backbone,
-            network.output_stride,
-            network.channels,
-            multi_grid=network.multi_grid,
-            resnet_v1=network.resnet_v1,
-            auxiliary=config.loss.auxiliary > 0,
-            **network.options,
-        )
-    ).train()
+    model = on_meta(lambda: create_network(config, num_classes)).train()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     one, two = (peak_bytes(model, config.data.crop, n, training=True) for n in (2, 3))
     half = 0.6 if config.run.precision != "float32" else 1.0
@@ -94,10 +81,3 @@ def passes(
         f"{wanted.of(1) / GIB:.2f} GiB, and there are {budget / GIB:.2f} (optim.memory_gib). Use a "
         "smaller data.crop, model.backbone, or model.output_stride 16 or 32"
     )
-
-
-def passes_of(optim: OptimConfig) -> int:
-    """Passes of a step, where a run has settled them."""
-    if optim.accumulate == "auto":
-        raise UserError("optim.accumulate auto is for `hemnet train`: give a number here")
-    return optim.accumulate

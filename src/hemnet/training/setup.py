@@ -32,7 +32,6 @@ from hemnet.nn.em_unit import EMUnit
 from hemnet.run_folder import RunFolder
 from hemnet.training.config import DataConfig, TrainConfig
 from hemnet.training.config_parser import run_config
-from hemnet.training.memory import passes_of
 
 log = logging.getLogger("hemnet")
 
@@ -96,25 +95,32 @@ def settle(config: TrainConfig) -> TrainConfig:
     )
 
 
+def create_network(config: TrainConfig, num_classes: int, **more: Any) -> Segmenter:
+    """The network that a configuration describes; `more` are arguments of `create_model`."""
+    network = config.model
+    return create_model(
+        network.name,
+        num_classes,
+        network.backbone,
+        network.output_stride,
+        network.channels,
+        partial_weights=network.partial_weights,
+        multi_grid=network.multi_grid,
+        resnet_v1=network.resnet_v1,
+        align_corners=network.align_corners,
+        auxiliary=config.loss.auxiliary > 0,
+        **more,
+        **network.options,
+    )
+
+
 def build_model(config: TrainConfig, info: Info) -> Segmenter:
     """The network as it is before the first step, with what is frozen frozen."""
     torch.manual_seed(config.run.seed)
     start = config.model.init_from
-    model = create_model(
-        config.model.name,
-        len(info.classes),
-        config.model.backbone,
-        config.model.output_stride,
-        config.model.channels,
-        config.model.weights if start is None else None,  # it has a whole backbone
-        partial_weights=config.model.partial_weights,
-        multi_grid=config.model.multi_grid,
-        resnet_v1=config.model.resnet_v1,
-        align_corners=config.model.align_corners,
-        auxiliary=config.loss.auxiliary > 0,
-        classes=info.classes,
-        palette=info.palette,
-        **config.model.options,
+    weights = config.model.weights if start is None else None  # it has a whole backbone
+    model = create_network(
+        config, len(info.classes), weights=weights, classes=info.classes, palette=info.palette
     )
     if start is not None:
         start_from(model, start)
@@ -250,7 +256,7 @@ def build_batches(
         batch_size=share_of_batch(config, accelerator.num_processes),
         workers=data.workers,
         seed=config.run.seed,
-        step=step * passes_of(config.optim),
+        step=step * config.optim.passes,
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         on_error="skip" if data.skip_broken else "raise",
@@ -261,7 +267,7 @@ def build_batches(
 
 def share_of_batch(config: TrainConfig, world: int) -> int:
     """Images of one pass of one process."""
-    parts = passes_of(config.optim) * world
+    parts = config.optim.passes * world
     if config.optim.batch_size % parts:
         raise UserError(
             f"optim.batch_size {config.optim.batch_size} is over all processes: it cannot be split "

@@ -16,7 +16,6 @@ from hemnet.errors import UserError
 from hemnet.training.accelerator import summed
 from hemnet.training.config import TrainConfig
 from hemnet.training.loss import SegmentationLoss
-from hemnet.training.memory import passes_of
 from hemnet.training.optim import lr_at, set_lr, trainable
 from hemnet.training.setup import memory_format
 
@@ -61,7 +60,7 @@ class TrainingStep:
 
     def draw(self, batches: Iterator[Batch]) -> list[Batch]:
         """One batch for each pass of a step."""
-        return [next(batches) for _ in range(passes_of(self.config.optim))]
+        return [next(batches) for _ in range(self.config.optim.passes)]
 
     def total(self, parts: Sequence[Batch]) -> float:
         """The weight of this process's pixels, by whose sum over processes a loss is divided."""
