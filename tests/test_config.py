@@ -186,7 +186,6 @@ def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> N
         (["--lr", "1"], "did you mean optim.lr?"),
         (["--optim.lr", "fast"], "optim.lr is fast: expected float"),
         (["--data.crop", "5.5"], "data.crop is 5.5: expected tuple[int, int]"),
-        (["--optim.name", "adamv"], "timm has none; try adam"),
         (["--optim.lr", "-1"], "expected above 0"),
         (["--optim.lr", ".nan"], "expected a number up to"),
         (["--optim.steps", "0"], "at least 1"),

@@ -271,7 +271,10 @@ def test_notebooks_run_from_top_to_bottom(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["hemnet.em.solver", "hemnet.nn.attention", "hemnet.models.registry", "hemnet.data.catalog"],
+    [
+        *("hemnet.em.solver", "hemnet.nn.attention", "hemnet.models.registry"),
+        *("hemnet.data", "hemnet.data.catalog"),
+    ],
 )
 def test_examples_in_docstrings(module: str) -> None:
     found = doctest.testmod(importlib.import_module(module))
@@ -284,6 +287,7 @@ def test_every_module_with_an_example_is_tested() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         if ">>> " in path.read_text(encoding="utf-8"):
             name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+            name = name.removesuffix(".__init__")
             assert f'"{name}"' in source, name
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import hemnet
 from hemnet.errors import UserError
 from hemnet.training.config import OptimConfig
-from hemnet.training.optim import lr_at, make_optimizer, parameter_groups, set_lr
+from hemnet.training.optim import check_optimizer, lr_at, make_optimizer, parameter_groups, set_lr
 
 
 def small() -> hemnet.Segmenter:
@@ -66,4 +66,6 @@ def test_any_optimizer_of_timm_learns_with_our_groups(name: str) -> None:
 
 def test_an_optimizer_that_cannot_be_made_says_why() -> None:
     with pytest.raises(UserError, match=r"optim\.name bnbadamw cannot be used"):
-        make_optimizer(small(), OptimConfig(name="bnbadamw"))
+        check_optimizer(OptimConfig(name="bnbadamw"))
+    with pytest.raises(UserError, match=r"optim\.name is 'adamv': timm has none; try adam"):
+        check_optimizer(OptimConfig(name="adamv"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
-from hemnet.cli.inference_options import chosen_device
+from hemnet.cli.shared_flags import chosen_device
 from hemnet.errors import UserError, explain
 from hemnet.training import distributed as processes
 from hemnet.training.accelerator import computing

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hemnet.data.class_lists import parse_label_map
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.errors import UserError
 from hemnet.inference import evaluate as evaluation
@@ -124,8 +123,6 @@ def dataset_for(
         raise UserError(
             f"{source or 'a module'} does not say what it was trained on: give `name` and `root`."
         )
-    if isinstance(chosen.get("label_map"), str):
-        chosen["label_map"] = parse_label_map(chosen["label_map"])
     split, length = chosen.pop("split", known.val_split or "val"), known.val_length
     dataset = open_split(known, split, chosen.pop("length", length), **chosen)
     names = getattr(getattr(network, "config", None), "classes", None)

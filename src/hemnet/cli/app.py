@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     limits = _limits(args)
     from hemnet.app.guard import is_loopback
     from hemnet.app.server import listen, serve
-    from hemnet.cli.inference_options import chosen_device
+    from hemnet.cli.shared_flags import chosen_device
 
     place = listen(args.host, args.port)
     with place, tempfile.TemporaryDirectory(prefix="hemnet-app-") as name:

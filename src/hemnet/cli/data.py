@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hemnet.cli.flag_names import with_flags
+from hemnet.cli.shared_flags import DATA, add_data, given_data
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
 
@@ -57,15 +58,14 @@ def add_arguments(parser: Parser) -> None:
     for name, sub in subs.items():
         how: dict[str, Any] = {"nargs": "?"} if name == "show" else {}
         sub.add_argument("name", metavar="NAME", help="the data set, such as voc or folder", **how)
-        sub.add_argument("--root", type=Path, help="its folder (for list: its file)")
-        sub.add_argument(
-            "--labels",
-            "--data.labels",
-            metavar="PATTERN",
-            help="for folder: how label files are called, such as '{stem}_mask.png', or a folder",
+        add_data(
+            sub,
+            ("root", "labels") if name == "prepare" else DATA,
+            short=True,
+            root="its folder (for list: its file)",
+            split="one split (default: check all, show the first)",
         )
-        if name != "prepare":
-            _reading_arguments(sub)
+        sub.old_flags = {"--partial": "--skip-missing"}
     subs["check"].add_argument("--workers", type=int, help="threads (default: one per core)")
     subs["check"].add_argument("--json", type=Path, metavar="FILE", help="write the report")
     prepare = subs["prepare"]
@@ -91,7 +91,7 @@ def add_arguments(parser: Parser) -> None:
     show = subs["show"]
     show.add_argument("--out", type=Path, help="PNG or JPEG file (default: NAME-SPLIT.png)")
     show.add_argument("--count", type=int, default=8, help="how many pairs (default: 8)")
-    show.add_argument("--columns", type=int, help="pairs beside each other")
+    show.add_argument("--columns", dest="across", type=int, help="pairs beside each other")
     show.add_argument(
         "--tile", type=int, default=200, help="longest side of a picture (default: 200)"
     )
@@ -111,52 +111,14 @@ def add_arguments(parser: Parser) -> None:
     show.add_argument("--seed", type=int, default=0, help="which pairs and which draws")
 
 
-def _reading_arguments(sub: Parser) -> None:
-    sub.add_argument("--split", help="one split (default: check all, show the first)")
-    sub.add_argument(
-        "--skip-missing",
-        action="store_true",
-        help="skip pairs of the official list whose files are missing",
-    )
-    sub.old_flags = {"--partial": "--skip-missing"}
-    sub.add_argument(
-        "--classes", help="for folder and list: a file, names with commas, or a number"
-    )
-    sub.add_argument(
-        "--label-map",
-        "--data.label_map",
-        help="re-number label values, such as 0:255,1:0, or a file",
-    )
-    sub.add_argument(
-        "--data.columns", dest="picked", nargs=2, metavar=("IMAGE", "MASK"), help="for hf"
-    )
-    sub.add_argument("--size", type=int, help="side of generated images (default: 128)")
-    sub.add_argument("--length", type=int, help="number of generated images")
-    sub.add_argument("--groups", type=int, help="groups in an image of recall (default: 2 to 12)")
-
-
 def run(args: argparse.Namespace) -> None:
     {"check": _check, "prepare": _prepare, "show": _show, "split": _split}[args.action](args)
 
 
 def _open(args: argparse.Namespace, split: str, skip_missing: bool) -> SegmentationDataset:
     from hemnet.data.catalog import open_dataset
-    from hemnet.data.class_lists import parse_label_map
 
-    label_map = parse_label_map(args.label_map) if args.label_map else None
-    return open_dataset(
-        args.name,
-        args.root,
-        split,
-        skip_missing=skip_missing,
-        classes=args.classes,
-        label_map=label_map,
-        labels=args.labels,
-        columns=args.picked,
-        size=args.size,
-        length=args.length,
-        groups=args.groups,
-    )
+    return open_dataset(**given_data(args) | {"split": split, "skip_missing": skip_missing})
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -277,10 +239,12 @@ def _show(args: argparse.Namespace) -> None:
     from hemnet.data.contact_sheet import draw_contact_sheet, save_sheet
     from hemnet.data.transforms import Augmentation
 
-    for name, low, high in (
-        ("count", 1, 200), ("tile", 16, 2000), ("columns", 1, 200), ("seed", 0, 2**63 - 1),
-    ):  # fmt: skip
-        value = getattr(args, name)
+    for name, value, low, high in (
+        ("count", args.count, 1, 200),
+        ("tile", args.tile, 16, 2000),
+        ("columns", args.across, 1, 200),
+        ("seed", args.seed, 0, 2**63 - 1),
+    ):
         if value is not None and not low <= value <= high:
             raise UserError(f"--{name} {str(value)[:30]}: expected {low} to {high}.")
     check_output(args.out, makes_folder=True)
@@ -307,7 +271,7 @@ def _show(args: argparse.Namespace) -> None:
         sorted(int(i) for i in picks),
         augmentation=augmentation,
         tile=args.tile,
-        columns=args.columns,
+        columns=args.across,
         seed=args.seed,
     )
     path = args.out or Path(f"{args.name}-{split}.png")
@@ -338,7 +302,7 @@ def _show_training(args: argparse.Namespace) -> None:
     keys = list(islice(EndlessSampler(len(dataset), seed=seed), args.count))
     look = Augmentation(data.crop, data.scale, data.flip, data.jitter, scale_step=data.scale_step)
     sheet = draw_contact_sheet(
-        dataset, keys, augmentation=look, tile=args.tile, columns=args.columns, seed=seed
+        dataset, keys, augmentation=look, tile=args.tile, columns=args.across, seed=seed
     )
     path = args.out or Path(f"{data.name}-{data.split}.png")
     save_sheet(sheet, path)

@@ -20,12 +20,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hemnet.cli.inference_options import add_options, chosen_device, given_options
+from hemnet.cli.shared_flags import (
+    DATA,
+    add_data,
+    add_options,
+    chosen_device,
+    given_data,
+    given_options,
+)
 from hemnet.errors import UserError
 from hemnet.files import check_output, write_json
 from hemnet.inference.options import InferenceOptions
-from hemnet.training.config import DataConfig
-from hemnet.training.config_parser import meanings
 
 if TYPE_CHECKING:
     from hemnet.cli.parser import Parser
@@ -36,29 +41,13 @@ if TYPE_CHECKING:
 
 HELP = "mIoU and per-class IoU of a model on a data set"
 SHOWN = 6  # best and worst images that are drawn
-# Arguments of `open_dataset` that are flags; what is meant stands beside the settings of training.
-DATA: dict[str, dict[str, Any]] = {
-    "name": {},
-    "root": {},
-    "split": {"help": "which part (default: the run's validation part, or val)"},
-    "skip_missing": {"action": "store_true"},
-    "classes": {},
-    "label_map": {"help": "re-number label values, such as 0:255,1:0"},
-    "labels": {},
-    "columns": {"nargs": 2, "metavar": ("IMAGE", "MASK")},
-    "size": {"type": int},
-    "length": {"type": int, "help": "number of generated images"},
-    "groups": {"type": int, "help": "groups in an image of recall"},
-}
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="run or model, see above")
     data = parser.add_argument_group("data", "where MODEL is a run folder: the run's own if left")
-    helps = meanings(DataConfig)
-    for name, extra in DATA.items():
-        flag = f"--data.{name}" if name != "split" else "--split"
-        data.add_argument(flag, dest=name, **{"help": helps.get(name), **extra})
+    part = "which part (default: the run's validation part, or val)"
+    add_data(data, ("name", *DATA), split=part)
     parser.old_flags = {"--data.partial": "--data.skip_missing"}
     add_options(parser, InferenceOptions)
     result = parser.add_argument_group("results")
@@ -82,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     model = open_model(args.model, args.trust)
     if args.report and not RunFolder(args.model).model.is_dir():
         raise UserError(f"--report is for run folders, and {args.model} is none.")
-    dataset = dataset_for(args.model, model, {name: getattr(args, name) for name in DATA})
+    dataset = dataset_for(args.model, model, given_data(args))
     if args.out is not None:
         try:
             args.out.mkdir(parents=True, exist_ok=True)

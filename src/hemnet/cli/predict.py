@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hemnet.cli.flag_names import with_flags
-from hemnet.cli.inference_options import add_options, chosen_device, given_options
+from hemnet.cli.shared_flags import add_options, chosen_device, given_options
 from hemnet.errors import UserError
 from hemnet.inference.options import PredictOptions
 

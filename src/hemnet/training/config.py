@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
@@ -15,7 +14,6 @@ from hemnet.errors import UserError
 from hemnet.inference.options import InferenceOptions
 from hemnet.limits import number, out_of_range, shortened
 
-OPTIMIZERS = ("sgd", "adamw", "lamb", "adafactor", "muon")  # and whatever else timm has
 LOSSES = ("cross_entropy", "focal", "dice", "lovasz")  # that can be added
 Precision = Literal["float32", "bf16", "fp16"]
 
@@ -276,13 +274,6 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         for name, problem in checked:
             bad.add(f"{section.name}.{name}")
             yield f"{section.name}.{name} {problem}"
-    if config.optim.name not in OPTIMIZERS:
-        from timm.optim import list_optimizers  # type: ignore[attr-defined]
-
-        known = [str(name) for name in list_optimizers()]
-        if config.optim.name not in known:
-            close = difflib.get_close_matches(config.optim.name, known) or OPTIMIZERS
-            yield f"optim.name is {config.optim.name[:80]!r}: timm has none; try {', '.join(close)}"
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         yield f"optim.betas is {list(config.optim.betas)}: expected shares below 1"
     data, optim, loss, run = config.data, config.optim, config.loss, config.run

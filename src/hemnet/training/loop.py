@@ -38,7 +38,7 @@ from hemnet.training.display import Display, Meter
 from hemnet.training.distributed import check_alike
 from hemnet.training.loss import SegmentationLoss
 from hemnet.training.memory import passes
-from hemnet.training.optim import FALLS, lr_at, make_optimizer
+from hemnet.training.optim import FALLS, check_optimizer, lr_at, make_optimizer
 from hemnet.training.resume import (
     check_folder,
     locked,
@@ -103,6 +103,7 @@ def train(
     """
     check_config(config)
     check_wandb(config)
+    check_optimizer(config.optim)
     asked, config = config.optim.warmup, setup.settle(config)
     if config.optim.warmup != asked:
         log.warning(

@@ -6,10 +6,15 @@ decay. Whatever is neither (scales of norms, a learned step size) has the base r
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_info  # type: ignore[attr-defined]
+from timm.optim import (  # type: ignore[attr-defined]
+    create_optimizer_v2,
+    get_optimizer_info,
+    list_optimizers,
+)
 from torch import nn
 
 from hemnet.errors import UserError
@@ -22,6 +27,10 @@ _TIMM = {"sgd": "momentum"}  # whose own sgd is Nesterov's
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """timm's, with our parameter groups. Momentum and betas go to those that have them."""
     name = _TIMM.get(config.name, config.name)
+    known = [str(each) for each in list_optimizers()]
+    if name not in known:
+        close = difflib.get_close_matches(name, known) or ["sgd", "adamw", "muon"]
+        raise UserError(f"optim.name is {name[:80]!r}: timm has none; try {', '.join(close)}")
     given: dict[str, Any] = {"lr": config.lr, "momentum": config.momentum}
     try:
         if get_optimizer_info(name).num_betas == len(config.betas):
@@ -31,6 +40,11 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     except (ValueError, RuntimeError, ImportError, AssertionError) as error:
         raise UserError(f"optim.name {config.name} cannot be used: {error}") from None
     return made
+
+
+def check_optimizer(config: OptimConfig) -> None:
+    """Refuse what cannot be made, such as one of a package that is missing."""
+    make_optimizer(nn.Linear(1, 1), config)
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

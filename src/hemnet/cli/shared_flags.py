@@ -1,14 +1,16 @@
-"""What `evaluate` and `predict` share: the options of inference as flags, and where to compute."""
+"""Flags that several commands have: of data, of inference, and where to compute."""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hemnet.training.config import DataConfig
 from hemnet.training.config_parser import meanings
 
 if TYPE_CHECKING:
@@ -44,6 +46,42 @@ READERS: dict[str, dict[str, Any]] = {
     "int | tuple[int, int] | None": {"type": _numbers(int), "metavar": "N", "nargs": "+"},
 }
 SHORTER = {"batch_size": ["--batch"]}
+
+
+# Arguments of `open_dataset` as flags; what says nothing else has the help of the configuration.
+DATA: dict[str, dict[str, Any]] = {
+    "root": {"type": Path},
+    "split": {},
+    "skip_missing": {"action": "store_true"},
+    "classes": {"help": "for folder and list: a file, names with commas, or a number"},
+    "label_map": {"help": "re-number label values, such as 0:255,1:0, or a file"},
+    "labels": {},
+    "columns": {"nargs": 2, "metavar": ("IMAGE", "MASK")},
+    "size": {"type": int},
+    "length": {"type": int, "help": "number of generated images"},
+    "groups": {"type": int, "help": "groups in an image of recall (default: 2 to 12)"},
+}
+
+
+def add_data(parser: Any, names: Iterable[str], *, short: bool = False, **helps: str) -> None:
+    """`--data.name`, and the short `--name` where that can mean nothing else."""
+    known = meanings(DataConfig) | helps
+    for name in names:
+        flags = ["--split"] if name == "split" else [f"--data.{name}"]
+        if short and name not in ("split", "columns"):
+            flags.insert(0, f"--{name.replace('_', '-')}")
+        text = known.get(name, "").replace("null", "left out")
+        parser.add_argument(*flags, dest=name, **{"help": text, **DATA.get(name, {})})
+
+
+def given_data(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `open_dataset` that were given."""
+    given = {name: getattr(args, name, None) for name in ("name", *DATA)}
+    if given["label_map"]:
+        from hemnet.data.class_lists import parse_label_map
+
+        given["label_map"] = parse_label_map(given["label_map"])
+    return {name: value for name, value in given.items() if value not in (None, False)}
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[InferenceOptions]) -> None:
