@@ -106,7 +106,7 @@ def test_validation_from_training_where_there_is_a_test_set(tmp_path):
 def test_mistakes(tmp_path, capsys):
     root = films(tmp_path, 3, 2)
     for arguments, text in (
-        (("--group", "("), "no regular expression"),
+        (("--group", "("), "not a regular expression"),
         (("--group", "film"), "put brackets"),
         (("--group", r"(film9)_"), "does not match the image"),
         (("--group", r"^(film)"), "cannot be divided into 2 parts"),
