@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import hemnet
 from common import Work, console, interleave, peak_memory, save
 from hemnet.inspection.gradient_flow import model_gradient_flow
-from hemnet.nn.em_unit import Plan
+from hemnet.nn.plan import Plan
 
 KEY, NOISE, LAMPS, POINTS = 6, 0.05, 3, 128
 WIDTH, BATCH, RATE = 64, 32, 3e-3

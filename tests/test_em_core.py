@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +28,53 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "CPU_TILE", 8)
 
 
-def solved(backward: str, **case: Any) -> list[Tensor]:
+def literal(
+    x: Tensor,
+    bases: Tensor,
+    steps: Tensor,
+    mixture: hemnet.Mixture,
+    weights: Tensor | None,
+    linear: tuple[Tensor, Tensor] | None,
+    backward: str,
+) -> tuple[hemnet.EMResult, Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]]]:
+    """The definition of every mode by plain autograd: the result, and how a loss is derived."""
+    t = mixture.statistics(x if linear is None else x @ linear[0].T + linear[1])
+    counts = torch.ones(x.shape[:2], dtype=x.dtype) if weights is None else weights
+
+    def iteration(m: Tensor, step: Tensor | float) -> tuple[Tensor, Tensor]:
+        weight, bias = mixture.logits(m)
+        gamma = (t @ weight.mT + bias.unsqueeze(1)).softmax(-1)
+        gamma = gamma.detach() if backward == "highway" else gamma
+        counted = gamma * counts.unsqueeze(-1)
+        means = counted.mT @ t / counted.sum(1).unsqueeze(-1)
+        return gamma, mixture.move(m, means, step)
+
+    m = mixture.start(bases).expand(len(x), -1, -1)
+    *early, last = steps
+    for step in early:
+        m = iteration(m, step)[1]
+    if backward != "implicit":
+        gamma, m = iteration(m, last)
+        return hemnet.EMResult(m, gamma), lambda loss, leaves: torch.autograd.grad(
+            loss, leaves, allow_unused=True, materialize_grads=True
+        )
+    point = m.detach().requires_grad_()  # as if it were a fixed point of one more iteration
+    gamma, moved = iteration(point, last)
+    again = iteration(point, 1.0 if mixture.exact else last)[1]
+
+    def derive(loss: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        (term,) = torch.autograd.grad(loss, point, retain_graph=True)
+        series = torch.zeros_like(term)
+        for _ in range(hemnet.em.solver.NEUMANN_TERMS):
+            series = series + term
+            (term,) = torch.autograd.grad(again, point, term, retain_graph=True)
+        loss = loss + (again * series).sum()
+        return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+    return hemnet.EMResult(moved, gamma), derive
+
+
+def solved(backward: str, by_hand: bool = False, **case: Any) -> list[Tensor]:
     """Results and gradients with respect to everything of a loss on both results."""
     generator = torch.Generator().manual_seed(7)
 
@@ -36,36 +85,38 @@ def solved(backward: str, **case: Any) -> list[Tensor]:
     x = leaf(2, 30, 4)
     if case.get("columns"):  # as a contiguous B,C,H,W image lies in memory
         x = x.mT.contiguous().mT
-    x, bases, step, weight, bias = (
-        t.requires_grad_() for t in (x, leaf(3, channels), leaf(3) * 0.8 + 0.1, leaf(6, 4), leaf(6))
-    )
-    leaves, options = [x, bases, step], {}
-    if case.get("weighted"):
-        options["weights"] = leaf(2, 30)
-    if case.get("linear"):
-        options["linear"] = (weight, bias)
-        leaves += [weight, bias]
-    if case.get("mixture") is None:
-        options["variance"] = leaf(1).add(0.3).requires_grad_()
-        leaves.append(options["variance"])
+    bases, steps, weight, bias = leaf(3, channels), leaf(3) * 0.8 + 0.1, leaf(6, 4) / 8, leaf(6) / 2
+    for tensor in (x, bases, steps, weight, bias):
+        tensor.requires_grad_()
+    leaves = [x, bases, steps]
+    weights = leaf(2, 30) if case.get("weighted") else None
+    linear = (weight, bias) if case.get("linear") else None
+    leaves += linear or ()
+    mixture = case.get("mixture")
+    if mixture is None:
+        leaves.append(leaf(1).add(0.3).requires_grad_())
+        mixture = hemnet.Gaussian(leaves[-1])
+    if by_hand:
+        result, derive = literal(x, bases, steps, mixture, weights, linear, backward)
     else:
-        options["mixture"] = case["mixture"]
-    result = hemnet.highway_em(x, bases, 3, step, backward=backward, **options)
+        options: dict[str, Any] = {"weights": weights, "linear": linear, "mixture": mixture}
+        result = hemnet.highway_em(x, bases, 3, steps, backward=backward, **options)
+        derive = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)
     loss = result.bases.sin().sum() + result.responsibilities.square().sum()
-    return [*result, *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
+    return [*result, *derive(loss, leaves)]
 
 
 @pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("backward", MODES)
 @pytest.mark.parametrize("mixture", [None, *SAMPLES], ids=["variance", *ids])
 @pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("columns", [False, True])
-def test_exact_is_autograd_in_every_combination(
-    mixture: hemnet.Mixture | None, linear: bool, weighted: bool, columns: bool
+def test_gradients_are_those_of_the_definition_in_every_combination(
+    backward: str, mixture: hemnet.Mixture | None, linear: bool
 ) -> None:
-    case = {"mixture": mixture, "linear": linear, "weighted": weighted, "columns": columns}
-    for ours, plain in zip(solved("exact", **case), solved("autograd", **case), strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+    for weighted, columns in itertools.product((False, True), repeat=2):
+        case = {"mixture": mixture, "linear": linear, "weighted": weighted, "columns": columns}
+        ours, expected = solved(backward, **case), solved(backward, by_hand=True, **case)
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("backward", MODES)
@@ -228,6 +279,38 @@ def test_half_precision_is_close_to_double(dtype: torch.dtype, linear: bool) -> 
     eps = torch.finfo(dtype).eps  # of the responsibilities handed back
     gap = (half.responsibilities.double() - double.responsibilities).abs().max()
     assert float(gap) < eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+def test_products_of_half_precision_factors_are_close_to_double(
+    dtype: torch.dtype, linear: bool, columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU computes under autocast: factors rounded to half, sums in float32."""
+    bmm = torch.bmm
+
+    def rounded(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return bmm(a, b) if out_dtype is None else bmm(a.to(out_dtype), b.to(out_dtype))
+
+    torch.manual_seed(0)
+    x, bases = torch.randn(2, 3000, 16), torch.randn(8, 16)
+    x = x.mT.contiguous().mT if columns else x
+    matrix = torch.randn(16, 16) / 4
+
+    def found(kind: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(kind).requires_grad_() for t in (x, bases, matrix)]
+        map_ = (leaves[2], None) if linear else None
+        result = hemnet.highway_em(leaves[0], leaves[1], 3, kernel="rbf", linear=map_)
+        loss = result.bases.square().sum() + result.responsibilities.square().mean()
+        return [*result, *torch.autograd.grad(loss, leaves[: 2 + linear])]
+
+    expected = found(torch.float64)
+    monkeypatch.setattr(torch, "bmm", rounded)
+    monkeypatch.setattr(sys.modules["hemnet.em.solver"], "product_dtype", lambda _: dtype)
+    for ours, exact in zip(found(torch.float32), expected, strict=True):
+        error = float(((ours - exact).norm() / exact.norm()).detach())
+        assert 1e-6 < error < 2 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

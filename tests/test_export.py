@@ -19,7 +19,7 @@ from hemnet.export import writers as export
 from hemnet.export.writers import BATCHES, SIZES, check_parity, export_model
 from hemnet.inference.exported_model import ExportedModel
 from hemnet.nn.backbone import Backbone
-from hemnet.nn.em_unit import highway_solver
+from hemnet.nn.plan import highway_solver
 from hemnet.nn.pooling import region_means
 from support import tiny_data
 from support.backbones import FAMILIES

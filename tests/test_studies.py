@@ -16,7 +16,7 @@ from hemnet.inference.open_model import load_model
 from hemnet.inference.options import InferenceOptions
 from hemnet.inspection import attention
 from hemnet.inspection.em_trace import analyse, trace_unit
-from hemnet.nn.em_unit import highway_solver
+from hemnet.nn.plan import highway_solver
 from hemnet.study import ablation
 from hemnet.study import compare_heads as compare
 from hemnet.study import gradients as flow

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hemnet.em import EMResult
 from hemnet.em.sources import Linear, apply_linear
-from hemnet.nn.em_unit import Plan, highway_solver
+from hemnet.nn.plan import Plan, highway_solver
 
 
 class RecordingSolver:

@@ -24,8 +24,8 @@ from hemnet.inference.sliding_window import Classes
 from hemnet.inspection.attention import FeatureColours, attention_by_class
 from hemnet.inspection.em_trace import EMTrace, analyse, find_unit, has_bound, trace_unit
 from hemnet.models.segmenter import Segmenter
-from hemnet.nn.em_unit import Plan
 from hemnet.nn.geometry import Placement
+from hemnet.nn.plan import Plan
 
 MOST_ITERATIONS = 16  # that can be asked for, unless the model itself runs more
 

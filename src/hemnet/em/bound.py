@@ -25,13 +25,8 @@ def elbo(
 ) -> Tensor:
     """The evidence lower bound Σ γ ln p(x|k) − Σ γ ln γ of each image: B.
 
-    Args:
-        x: features B,N,C.
-        bases: μ, K,C or B,K,C.
-        responsibilities: γ, B,N,K.
-        variance: σ²; √C where None.
-        weights: how much each position counts, B,N; None: each once.
-        mixture: another mixture than the Gaussians N(x|μ, σ²I).
+    The arguments are those of `highway_em`, with any responsibilities γ: B,N,K; the mixture is
+    that of the Gaussians N(x|μ, σ²I) unless given.
     """
     mixture, parameters = prepare(x, bases, mixture, variance, weights=weights)
     check_shapes(
@@ -53,10 +48,7 @@ def log_likelihood(
     *,
     mixture: Mixture | None = None,
 ) -> Tensor:
-    """The log-likelihood Σₙ ln Σₖ p(xₙ|k) of each image, B, which the bound approaches from below.
-
-    The arguments are those of `elbo`.
-    """
+    """The log-likelihood Σₙ ln Σₖ p(xₙ|k) of each image, B, which `elbo` is a lower bound of."""
     mixture, parameters = prepare(x, bases, mixture, variance, weights=weights)
     with no_autocast(x):
         densities = mixture.log_densities(upcast(x), parameters)

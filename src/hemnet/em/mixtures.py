@@ -287,14 +287,12 @@ def prepare(
     return mixture, initial(bases, x, mixture, channels)
 
 
-def parameters(bases: Tensor, channels: int, mixture: Mixture) -> Tensor:
-    """Bases …,K,C, or mean parameters …,K,P as they are, as the mixture's mean parameters."""
-    return mixture.start(upcast(bases)) if bases.shape[-1] == channels else upcast(bases)
-
-
 def initial(bases: Tensor, x: Tensor, mixture: Mixture, channels: int) -> Tensor:
-    """The mixture's mean parameters B,K,P for every image of x, in the type EM computes in."""
-    found = parameters(bases, channels, mixture)
+    """Bases …,K,C, or mean parameters …,K,P as they are, as mean parameters B,K,P of images x.
+
+    They are in the type that EM computes in.
+    """
+    found = mixture.start(upcast(bases)) if bases.shape[-1] == channels else upcast(bases)
     return found.expand(x.shape[0], *found.shape[-2:]).to(upcast(x[:0]).dtype)
 
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,12 +35,9 @@ class EMResult(NamedTuple):
     responsibilities: Tensor
 
 
-class Source(Protocol):
-    """Features as an iteration sees them."""
-
-    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
-        """Statistics of softmax(t(x)·weight + bias); the responsibilities are kept if asked for."""
-        ...
+# Features as an iteration sees them: (weight, bias, whether to keep the responsibilities) → the
+# statistics of softmax(t(x)·weight + bias).
+Source = Callable[[Tensor, Tensor, bool], Statistics]
 
 
 def iterate(
@@ -51,7 +48,7 @@ def iterate(
     The last iteration has the responsibilities, with `keep` every one has.
     """
     for t, step in enumerate(steps):
-        found = source.measure(*mixture.logits(bases), keep or t == len(steps) - 1)
+        found = source(*mixture.logits(bases), keep or t == len(steps) - 1)
         means = mean_statistics(found.sums, found.mass, bases)
         before, bases = bases, mixture.move(bases, means, step)
         yield before, found, bases
@@ -115,8 +112,7 @@ def highway_em(
         if linear is not None and not pays_off(x.shape[1], iterations, bases.shape[-2], mixture):
             x, linear = apply_linear(x, linear), None
         t = x if mixture.linear else mixture.statistics(upcast(x))
-        plain, constant = backward == "autograd", backward == "highway"
-        features = Features(t, weights, linear, group, plain, constant, dtype)
+        features = Features(t, weights, linear, group, backward, dtype)
         solution = _implicit if backward == "implicit" else iterate
         *_, (_, found, last) = solution(features, start, steps, mixture)
     dtype = torch.promote_types(x.dtype, bases.dtype)
@@ -185,16 +181,11 @@ def trace(
     The arguments are those of `highway_em`. The bound is taken after the N-step, with the
     responsibilities that led to it. Nothing is kept between iterations: `list(trace(…))` keeps
     all of them.
-
-    Examples:
-        >>> steps = list(trace(torch.randn(1, 500, 8), torch.randn(4, 8), 10, kernel="rbf"))
-        >>> bool(steps[-1].elbo > steps[0].elbo)
-        True
     """
     check_iterations(iterations)
     mixture, start = prepare(x, bases, mixture, variance, kernel, weights)
     steps = check_steps(step_size, iterations, mixture.step_limit)
-    features = Features(mixture.statistics(upcast(x)), weights, plain=True)
+    features = Features(mixture.statistics(upcast(x)), weights)
     for _, found, moved in iterate(features, start, steps, mixture, keep=True):
         bound = elbo(x, moved, found.responsibilities, weights=weights, mixture=mixture)
         yield Iteration(moved, found.responsibilities, bound)

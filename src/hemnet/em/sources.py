@@ -35,44 +35,32 @@ class Features:
     """t(x): B,N,C in memory, or the part of it that this rank of a process group has.
 
     Attributes:
-        x: B,N,C.
-        weights: of the positions, B,N or 1,N.
         linear: a map D,C in front of EM. From (Wx + b)·ω = x·(Wᵀω) + b·ω and
             Σ γ(Wx + b) = W Σ γx + b Σ γ: it is applied to K rows instead of N.
         group: the ranks that have the other positions.
-        plain, constant, dtype: see `statistics`.
-        seen: the last statistics of x itself.
-        known: these statistics, computed before, instead of new ones.
+        weights, backward, dtype, known: see `statistics`.
+        seen: what `statistics` found last.
     """
 
     x: Tensor
     weights: Tensor | None = None
     linear: Linear | None = None
     group: ProcessGroup | None = None
-    plain: bool = False
-    constant: bool = False
+    backward: str = "exact"
     dtype: torch.dtype | None = None
-    seen: Statistics | None = None
     known: Statistics | None = None
+    seen: Statistics | None = None
 
-    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
+    def __call__(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
         matrix, shift = (None if t is None else upcast(t) for t in self.linear or (None, None))
         if shift is not None:
             bias = bias + weight @ shift
         if matrix is not None:
             weight = weight @ matrix
-        if self.constant:
+        if self.backward == "highway":
             weight, bias = weight.detach(), bias.detach()
         self.seen = mass, sums, gamma = statistics(
-            self.x,
-            weight,
-            bias,
-            self.weights,
-            keep=keep,
-            plain=self.plain,
-            constant=self.constant,
-            dtype=self.dtype,
-            known=self.known,
+            self.x, weight, bias, self.weights, keep, self.backward, self.dtype, self.known
         )
         if self.group is not None:
             mass, sums = all_reduce(mass, self.group), all_reduce(sums, self.group)
@@ -90,7 +78,7 @@ class Parts:
     parts: Callable[[], Iterable[Tensor]]
 
     @torch.no_grad()
-    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
+    def __call__(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
         # Totals over millions of positions in float64; on the CPU, as not every device has it.
         mass = torch.zeros(bias.shape, dtype=torch.float64)
         sums = torch.zeros(weight.shape, dtype=torch.float64)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hemnet.em.numeric import folded, no_autocast, product, product_dtype, upcast
+from hemnet.em.numeric import no_autocast, product, product_dtype, upcast
 
 # Positions in one tile, at the most: what is computed of a tile stays in a CPU's cache; a GPU
 # wants few, large kernels instead.
@@ -43,10 +43,8 @@ def statistics(
     projection: Tensor,
     bias: Tensor,
     weights: Tensor | None = None,
-    *,
     keep: bool = False,
-    plain: bool = False,
-    constant: bool = False,
+    backward: str = "exact",
     dtype: torch.dtype | None = None,
     known: Statistics | None = None,
 ) -> Statistics:
@@ -58,15 +56,15 @@ def statistics(
         bias: c, B,K.
         weights: how much each position counts, B,N or 1,N; None: each once.
         keep: return the responsibilities, too.
-        plain: leave the gradient to autograd, which keeps all responsibilities; can be
-            differentiated twice.
-        constant: responsibilities are constants: no gradient goes through the softmax.
+        backward: "autograd" leaves the gradient to autograd, which keeps all responsibilities;
+            "highway" lets none through the softmax; any other is the full one.
         dtype: of the factors of all products; None for `product_dtype`.
         known: the result, where it was computed before with the same values: only the gradient is.
     """
     if weights is not None:
         weights = weights.to(upcast(x[:0]).dtype).expand(x.shape[:2])
-    if not plain and not torch.compiler.is_exporting():
+    constant = backward == "highway"
+    if backward != "autograd" and not torch.compiler.is_exporting():
         options = dtype or product_dtype(x), keep, constant
         return Statistics(*_Tiled.apply(options, x, projection, bias, weights, *(known or ())))
     gamma = softmax_of(upcast(x), projection, bias)
@@ -81,106 +79,138 @@ def softmax_of(x: Tensor, projection: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Tiled(torch.autograd.Function):
-    """`statistics` and their gradient, which has none of its own.
-
-    Inputs: options, x, projection, bias, weights, then what is known of the result, or, for the
-    gradient (`options` has which of the first three are wanted, too), γ and the gradients of M, S
-    and γ.
-    """
+    """`statistics`, whose gradient is `_Gradient`."""
 
     @staticmethod
-    def forward(options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-        with no_autocast(tensors[0]):
-            if len(options) > 3:
-                return _gradients(options, *tensors)
-            known = tuple(t.view_as(t) for t in tensors[4:])
-            return known or _measure(options, *tensors)
+    def forward(
+        options: tuple[torch.dtype, bool, bool],
+        x: Tensor,
+        projection: Tensor,
+        bias: Tensor,
+        weights: Tensor | None,
+        *known: Tensor,
+    ) -> tuple[Tensor, ...]:
+        if known:
+            return tuple(t.view_as(t) for t in known)
+        dtype, keep, _ = options
+        mass, sums = torch.zeros_like(bias), torch.zeros_like(projection)
+        # Responsibilities lie K,N in memory: a softmax over few bases is many times as fast.
+        kept = bias.new_empty(len(bias), bias.shape[1] if keep else 0, x.shape[1])
+        with no_autocast(x):
+            for some, tile in tiles(x):
+                part = x[some, tile].to(dtype)
+                gamma = product(projection[some], part.mT, dtype, bias[some]).softmax(dim=1)
+                if keep:
+                    kept[some, :, tile] = gamma
+                if weights is not None:
+                    gamma *= weights[some, None, tile]
+                mass[some] += gamma.sum(dim=2)
+                sums[some] += product(gamma, part, dtype)
+        return mass, sums, kept.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.options = _, keep, constant, *gradient = inputs[0]
+        ctx.options = _, keep, constant = inputs[0]
         ctx.save_for_backward(*inputs[1:5], output[2] if keep else None)
         ctx.set_materialize_grads(False)
-        if not gradient and (constant or not keep):
+        if constant or not keep:
             ctx.mark_non_differentiable(output[2])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if len(ctx.options) > 3:
-            raise RuntimeError(
-                "a gradient of highway EM was differentiated again, and only backward='autograd' "
-                "has second derivatives: ask for that mode"
-            )
-        _, keep, constant = ctx.options
-        of_gamma = grads[2] if keep and not constant else None  # a compiler makes up zeros
-        wanted = tuple(ctx.needs_input_grad[1:4])
-        found = _Tiled.apply((*ctx.options, wanted), *ctx.saved_tensors, *grads[:2], of_gamma)
-        grads = tuple(g if w else None for g, w in zip(found, wanted, strict=True))
+    def backward(ctx: Any, mass: Tensor | None, sums: Tensor | None, gamma: Tensor | None) -> Any:
+        (_, keep, constant), wanted = ctx.options, tuple(ctx.needs_input_grad[1:4])
+        gamma = gamma if keep and not constant else None  # a compiler makes up zeros
+        found = _Gradient.apply((*ctx.options, *wanted), *ctx.saved_tensors, mass, sums, gamma)
+        grads = (g if w else None for g, w in zip(found, wanted, strict=True))
         return (None, *grads, *(None,) * (len(ctx.needs_input_grad) - 4))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return folded(_Tiled.apply, info, in_dims, inputs)
+        return _folded(_Tiled, info.batch_size, in_dims, inputs)
 
 
-def _measure(
-    options: tuple[Any, ...], x: Tensor, projection: Tensor, bias: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    (dtype, keep, _), rows = options, _rows(x)
-    mass, sums = torch.zeros_like(bias), torch.zeros_like(projection)
-    kept = _empty(x, bias.shape[1] if keep else 0, bias.dtype)
-    for some, tile in tiles(x):
-        part = _part(x, some, tile, dtype, rows)
-        gamma = _softmax(_times(part, projection[some].mT, dtype, rows, bias[some]), rows)
-        if keep:
-            kept[some, tile] = gamma
-        if weights is not None:
-            gamma = gamma * weights[some, tile, None]
-        mass[some] += gamma.sum(dim=1)
-        sums[some] += _times(gamma.mT, part, dtype, rows)
-    return mass, sums, kept
+class _Gradient(torch.autograd.Function):
+    """∂x: B,N,D, ∂ω: B,K,D and ∂c: B,K of `_Tiled`, not to be differentiated again.
+
+    From its options and whether each of the three is wanted; its inputs; γ where it was kept; and
+    the gradients of M, S and γ.
+    """
+
+    @staticmethod
+    def forward(
+        options: tuple[Any, ...],
+        x: Tensor,
+        projection: Tensor,
+        bias: Tensor,
+        weights: Tensor | None,
+        gamma: Tensor | None,
+        of_mass: Tensor | None,
+        of_sums: Tensor | None,
+        of_gamma: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        dtype, _, constant, wants_x, *wants_logits = options
+        of_mass = torch.zeros_like(bias) if of_mass is None else of_mass
+        of_sums = torch.zeros_like(projection) if of_sums is None else of_sums
+        factors = of_sums if constant else torch.cat((of_sums, projection), dim=1)
+        grad_x = torch.empty_like(x) if wants_x else x.new_empty(len(x), 0, 0)
+        columns = x.stride(1) == 1 != x.stride(2)  # D,N in memory, as a contiguous image's
+        grad_projection, grad_bias = torch.zeros_like(projection), torch.zeros_like(bias)
+        with no_autocast(x):
+            for some, tile in tiles(x):
+                part = x[some, tile].to(dtype)
+                if gamma is None:
+                    share = product(projection[some], part.mT, dtype, bias[some]).softmax(dim=1)
+                else:
+                    share = gamma[some, tile].mT
+                counts = None if weights is None else weights[some, None, tile]
+                counted = share if counts is None else share * counts
+                if not constant:
+                    d = product(of_sums[some], part.mT, dtype, of_mass[some])
+                    if counts is not None:
+                        d *= counts
+                    if of_gamma is not None:
+                        d += of_gamma[some, tile].mT
+                    d *= share
+                    d.addcmul_(share, d.sum(dim=1, keepdim=True), value=-1)
+                    if any(wants_logits):
+                        grad_projection[some] += product(d, part, dtype)
+                        grad_bias[some] += d.sum(dim=2)
+                    counted = torch.cat((counted, d), dim=1)
+                if wants_x and columns:
+                    grad_x[some, tile] = product(factors[some].mT, counted, dtype).mT
+                elif wants_x:
+                    grad_x[some, tile] = product(counted.mT, factors[some], dtype)
+        return grad_x, grad_projection, grad_bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept: there is no second gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            "a gradient of highway EM was differentiated again, and only backward='autograd' "
+            "has second derivatives: ask for that mode"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _folded(_Gradient, info.batch_size, in_dims, inputs)
 
 
-def _gradients(
-    options: tuple[Any, ...],
-    x: Tensor,
-    projection: Tensor,
-    bias: Tensor,
-    weights: Tensor | None,
-    gamma: Tensor | None,
-    grad_mass: Tensor | None,
-    grad_sums: Tensor | None,
-    grad_gamma: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """∂x: B,N,D, ∂ω: B,K,D and ∂c: B,K; empty or 0 where not wanted."""
-    (dtype, _, constant, (of_x, *of_logits)), rows = options, _rows(x)
-    grad_mass = torch.zeros_like(bias) if grad_mass is None else grad_mass
-    grad_sums = torch.zeros_like(projection) if grad_sums is None else grad_sums
-    factors = grad_sums if constant else torch.cat((grad_sums, projection), dim=1)
-    grad_x = _empty(x, x.shape[2] if of_x else 0, x.dtype)
-    grad_projection, grad_bias = torch.zeros_like(projection), torch.zeros_like(bias)
-    for some, tile in tiles(x):
-        part = _part(x, some, tile, dtype, rows)
-        if gamma is None:
-            share = _softmax(_times(part, projection[some].mT, dtype, rows, bias[some]), rows)
-        else:
-            share = gamma[some, tile]
-        counted = share if weights is None else share * weights[some, tile, None]
-        if not constant:
-            d = _times(part, grad_sums[some].mT, dtype, rows, grad_mass[some])
-            if weights is not None:
-                d *= weights[some, tile, None]
-            if grad_gamma is not None:
-                d += grad_gamma[some, tile]
-            d *= share
-            d.addcmul_(share, d.sum(dim=-1, keepdim=True), value=-1)
-            if any(of_logits):
-                grad_projection[some] += _times(d.mT, part, dtype, rows)
-                grad_bias[some] += d.sum(dim=1)
-            counted = torch.cat((counted, d), 2) if rows else torch.cat((counted.mT, d.mT), 1).mT
-        if of_x:
-            grad_x[some, tile] = _times(counted, factors[some], dtype, rows)
-    return grad_x, grad_projection, grad_bias
+def _folded(
+    function: Any, count: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The rule for `torch.func.vmap`: the mapped axis becomes part of the batch."""
+
+    def rows(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        each = value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
+        return each.flatten(0, 1)
+
+    found = function.apply(*map(rows, inputs, in_dims))
+    return tuple(t.unflatten(0, (count, -1)) for t in found), (0,) * len(found)
 
 
 def tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -198,39 +228,3 @@ def tiles(x: Tensor) -> Iterator[tuple[slice, slice]]:
     for image in range(0, images, together):
         for first in range(0, positions, size):
             yield slice(image, image + together), slice(first, first + size)
-
-
-def _rows(x: Tensor) -> bool:
-    """Whether x: B,N,D lies N,D in memory, not D,N as a contiguous B,C,H,W image does.
-
-    B,N,K tensors then lie the same way, so that nothing of a tile is transposed.
-    """
-    return x.stride(2) == 1 or x.stride(1) != 1
-
-
-def _empty(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """B,N,width that lies as x does."""
-    sizes = (x.shape[0], x.shape[1], width)
-    if _rows(x):
-        return x.new_empty(sizes, dtype=dtype)
-    return x.new_empty((sizes[0], width, sizes[1]), dtype=dtype).mT
-
-
-def _part(x: Tensor, some: slice, tile: slice, dtype: torch.dtype, rows: bool) -> Tensor:
-    """A tile without gaps in memory, which one of an image's columns has."""
-    part = x[some, tile].to(dtype)
-    return part if rows else part.mT.contiguous().mT
-
-
-def _times(
-    a: Tensor, b: Tensor, dtype: torch.dtype, rows: bool, bias: Tensor | None = None
-) -> Tensor:
-    """a: B,I,J times b: B,J,L plus bias: B,L, as I,L in memory or as L,I."""
-    if rows:
-        return product(a, b, dtype, bias)
-    found = product(b.mT, a.mT, dtype).mT
-    return found if bias is None else found.add_(bias.unsqueeze(1))
-
-
-def _softmax(logits: Tensor, rows: bool) -> Tensor:
-    return logits.softmax(dim=-1) if rows else logits.mT.softmax(dim=1).mT

@@ -9,7 +9,7 @@ from torch import Tensor, promote_types
 
 from hemnet.em.checks import check_shapes, check_steps
 from hemnet.em.mixtures import Mixture, mean_statistics, prepare
-from hemnet.em.numeric import matmul, no_autocast, upcast
+from hemnet.em.numeric import no_autocast, upcast
 from hemnet.em.statistics import softmax_of
 
 
@@ -23,13 +23,8 @@ def e_step(
 ) -> Tensor:
     """Responsibilities B,N,K: how much each basis explains each position; rows sum to 1.
 
-    Args:
-        x: features B,N,C.
-        bases: K,C or B,K,C.
-        variance: σ²; √C where None.
-        kernel: "dot" is the softmax over the bases of x·μ / σ²; "rbf" that of −‖x−μ‖² / 2σ²,
-            the exact posterior of the mixture.
-        mixture: another mixture than that Gaussian.
+    With the kernel "dot" they are the softmax over the bases of x·μ / σ², with "rbf" that of
+    −‖x−μ‖² / 2σ², the exact posterior. The arguments are those of `highway_em`.
     """
     mixture, parameters = prepare(x, bases, mixture, variance, kernel)
     with no_autocast(x):
@@ -47,13 +42,7 @@ def n_step(
 ) -> Tensor:
     """Bases B,K,C after one damped Newton step: (1−η)·bases + η·(weighted means of x).
 
-    Args:
-        x: features B,N,C.
-        bases: K,C or B,K,C.
-        responsibilities: B,N,K.
-        step_size: η in (0, 2), for other mixtures than a Gaussian in (0, 1]; 1 is plain EM.
-        weights: how much each position counts, B,N; None: each once.
-        mixture: another mixture than a Gaussian.
+    The arguments are those of `highway_em`, with any responsibilities B,N,K.
     """
     mixture, start = prepare(x, bases, mixture, weights=weights)
     check_shapes(
@@ -77,6 +66,5 @@ def r_step(responsibilities: Tensor, bases: Tensor) -> Tensor:
         bases=(bases, "(bases, channels) or (batch, bases, channels)"),
     )
     gamma, means = upcast(responsibilities), upcast(bases)
-    means = means.expand(gamma.shape[0], *means.shape[-2:])
     with no_autocast(gamma):
-        return matmul(gamma, means).to(responsibilities.dtype)
+        return (gamma @ means).to(responsibilities.dtype)

@@ -30,9 +30,10 @@ from hemnet.em.sources import Linear, Parts, apply_linear
 from hemnet.errors import UserError
 from hemnet.inference.sliding_window import Grid, read_window
 from hemnet.models.segmenter import Segmenter
-from hemnet.nn.em_unit import EMUnit, Plan, em_units, highway_solver
+from hemnet.nn.em_unit import EMUnit, em_units
 from hemnet.nn.geometry import Placement
 from hemnet.nn.initial_bases import candidates_for, spread_positions
+from hemnet.nn.plan import Plan, highway_solver
 
 CHUNK = 8192  # positions read back at a time
 

@@ -22,9 +22,10 @@ from hemnet.inference.options import InferenceOptions
 from hemnet.inference.probabilities import em_iterations, predict_classes
 from hemnet.inference.sliding_window import Classes, smallest_type
 from hemnet.models.segmenter import Segmenter
-from hemnet.nn.em_unit import EMUnit, Plan, em_units
+from hemnet.nn.em_unit import EMUnit, em_units
 from hemnet.nn.geometry import Placement
 from hemnet.nn.health import GLOBAL_MEAN, variance_rebuilt
+from hemnet.nn.plan import Plan
 
 
 @dataclass(frozen=True)

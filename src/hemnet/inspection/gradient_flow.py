@@ -21,8 +21,8 @@ from hemnet.em.solver import iterate
 from hemnet.em.sources import Linear, apply_linear
 from hemnet.em.statistics import Statistics, softmax_of
 from hemnet.inspection.em_trace import find_unit
-from hemnet.nn.em_unit import Plan
 from hemnet.nn.health import Health
+from hemnet.nn.plan import Plan
 
 ResultLoss = Callable[[EMResult], Tensor]
 
@@ -89,7 +89,7 @@ class LeafCopies:
         self.e_leaves: list[Tensor] = []
         self.n_leaves: list[Tensor] = []
 
-    def measure(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
+    def __call__(self, weight: Tensor, bias: Tensor, keep: bool) -> Statistics:
         for leaves in (self.e_leaves, self.n_leaves):
             leaves.append(self.x.detach().clone().requires_grad_())
         gamma = softmax_of(self.e_leaves[-1], weight, bias)

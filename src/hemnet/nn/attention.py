@@ -21,8 +21,9 @@ from hemnet.em.checks import StepSize, check_iterations, check_steps
 from hemnet.em.mixtures import KERNELS, make_mixture, mixture_from
 from hemnet.em.numeric import upcast
 from hemnet.em.sources import Linear
-from hemnet.nn.em_unit import EMUnit, Plan, check_count
+from hemnet.nn.em_unit import EMUnit, check_count
 from hemnet.nn.health import covariance_product
+from hemnet.nn.plan import Plan
 from hemnet.nn.running_average import RunningAverage
 from hemnet.renamed_options import accepts_old_names
 

@@ -9,82 +9,25 @@ The first convolution is not computed where EM can see through it: see `hemnet.e
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hemnet.em import EMResult, Mixture, highway_em, r_step
-from hemnet.em.checks import Steps
+from hemnet.em import r_step
 from hemnet.em.numeric import upcast
 from hemnet.em.sources import Linear, apply_linear
-from hemnet.nn.health import BasesWarning, Health, read_health
+from hemnet.nn.health import Health, position_sample, read_health
+from hemnet.nn.health_watch import HealthWatch
 from hemnet.nn.initial_bases import farthest_points
+from hemnet.nn.plan import Plan, Solver, highway_solver
 from hemnet.nn.residual_gain import ResidualGain, batch_norm
 from hemnet.nn.running_average import RunningAverage
 
-SAMPLE = 512  # positions of an image that stand for all of it where statistics are taken
-KEPT_IMAGES = 4  # images whose sample is kept for `health`
-CHECK_EVERY = 100  # training passes between two looks at the bases' health
-WARM_UP = 20  # passes before the bases are judged at all
 INITIAL_BASES = ("image", "running_average")  # see `HighwayEMAttention`
-
-
-class Plan(NamedTuple):
-    """How a pass fits its bases.
-
-    Attributes:
-        mixture: with the variance of this pass.
-        steps: η of every iteration.
-        backward: a mode of `highway_em`.
-    """
-
-    mixture: Mixture
-    steps: Steps
-    backward: str
-
-
-class Solver(Protocol):
-    """What fits the bases of a unit; replaceable, for looking inside (see `EMUnit.solver`)."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        bases: Tensor,
-        plan: Plan,
-        *,
-        weights: Tensor | None,
-        linear: Linear | None,
-        group: ProcessGroup | None,
-    ) -> EMResult: ...
-
-
-def highway_solver(
-    x: Tensor,
-    bases: Tensor,
-    plan: Plan,
-    *,
-    weights: Tensor | None = None,
-    linear: Linear | None = None,
-    group: ProcessGroup | None = None,
-) -> EMResult:
-    """Highway EM, what units use."""
-    mixture, steps, backward = plan
-    return highway_em(
-        x,
-        bases,
-        len(steps),
-        steps,
-        backward=backward,
-        mixture=mixture,
-        weights=weights,
-        linear=linear,
-        group=group,
-    )
 
 
 class EMUnit(nn.Module, ABC):
@@ -133,9 +76,7 @@ class EMUnit(nn.Module, ABC):
         self.gain = ResidualGain(gain_lr_mult)
         self.bases = RunningAverage(torch.empty(bases, width or channels), decay)
         self.solver = highway_solver
-        self._kept: tuple[Tensor, Tensor | None] | None = None  # inputs of EM and their weights
-        self._passes = 0
-        self._warned = False
+        self._watch = HealthWatch()
 
     def reset_parameters(self) -> None:
         """Fresh weights and bases; needed by hand only after construction on the meta device."""
@@ -170,26 +111,20 @@ class EMUnit(nn.Module, ABC):
             )
         weights = None if mask is None else _position_weights(mask, x)
         flat, linear = self._input(x)
-        seen = None if torch.compiler.is_exporting() else (_sample(flat), _thinned(weights))
-
-        def fit(bases: Tensor, plan: Plan) -> EMResult:
-            return self.solver(flat, bases, plan, weights=weights, linear=linear, group=self.group)
-
-        if self.training and seen is not None:
-            plan = self._training_plan(*seen, linear)
-            if self.initial_bases == "running_average":
-                result = fit(self.bases.begin(self.parameters()), plan)
-                self.bases.update(result.bases)
-            else:
-                result = fit(self._own_points(flat, weights, linear), plan)
+        seen = None if torch.compiler.is_exporting() else position_sample(flat, weights)
+        learning = seen if self.training else None
+        plan = self.plan() if learning is None else self._training_plan(*learning, linear)
+        if self.initial_bases == "image":
+            start = self._own_points(flat, weights, linear)
+        elif learning is None:
+            start = self.bases.value
         else:
-            plan = self.plan()
-            if self.initial_bases == "running_average":
-                result = fit(self.bases.value, plan)
-            else:
-                result = fit(self._own_points(flat, weights, linear), plan)
-        if seen is not None:
-            self._observe(*seen)
+            start = self.bases.begin(self.parameters())
+        result = self.solver(flat, start, plan, weights=weights, linear=linear, group=self.group)
+        if self.initial_bases == "running_average" and learning is not None:
+            self.bases.update(result.bases)
+        if seen is not None and self._watch.see(*seen, self.training):
+            self._look()
         means = plan.mixture.means(result.bases)
         rebuilt = _rebuild(result.responsibilities, means, x)
         return F.relu(self.gain(x, self.conv_out(F.relu(rebuilt)), self.norm, self.group))
@@ -229,30 +164,26 @@ class EMUnit(nn.Module, ABC):
 
     def health(self, x: Tensor | None = None) -> Health:
         """How the bases do on inputs x: B,C,H,W; None: on a sample of the last pass's features."""
-        if x is None and self._kept is None:
-            raise RuntimeError("no features to read health from: run a forward pass or give x")
         with torch.no_grad():
-            if x is None:
-                assert self._kept is not None
-                flat, weights = apply_linear(self._kept[0], self._linear()), self._kept[1]
-            else:
+            if x is not None:
                 flat, weights = self.features(x).flatten(2).mT, None
+            elif self._watch.seen is not None:
+                flat, weights = self._watch.seen
+                flat = apply_linear(flat, self._linear())
+            else:
+                raise RuntimeError("no features to read health from: run a forward pass or give x")
             plan, start = self.plan(), self.starting_bases(flat, weights)
             result = highway_solver(flat, start, plan, weights=weights)
-        return read_health(
-            flat,
-            start,
-            result.responsibilities,
-            result.bases,
-            plan.mixture,
-            plan.steps[-1],
-            weights,
-        )
+        return read_health(flat, start, *result, plan.mixture, plan.steps[-1], weights)
 
     def train(self, mode: bool = True) -> Self:
         if self.training and not mode:
-            self._check_health()
+            self._look()
         return super().train(mode)
+
+    def _look(self) -> None:
+        follows = isinstance(self.plan().mixture.variance, Tensor)
+        self._watch.look(type(self).__name__, self.health, follows)
 
     @property
     def current_iterations(self) -> int:
@@ -268,25 +199,6 @@ class EMUnit(nn.Module, ABC):
     def _training_plan(self, sample: Tensor, weights: Tensor | None, linear: Linear | None) -> Plan:
         """Of a training pass, which may learn from its sample B,n,C with weights B,n."""
         return self.plan()
-
-    def _observe(self, sample: Tensor, weights: Tensor | None) -> None:
-        self._kept = sample[:KEPT_IMAGES], None if weights is None else weights[:KEPT_IMAGES]
-        if self.training and not torch.compiler.is_compiling():
-            self._passes += 1
-            if self._passes % CHECK_EVERY == 0:
-                self._check_health()
-
-    def _check_health(self) -> None:
-        if self._warned or self._passes < WARM_UP:
-            return
-        health = self.health()
-        if health.state != "healthy" and health.bases > 1:  # one basis is a global mean by choice
-            self._warned = True
-            advice = _advice(health, follows=isinstance(self.plan().mixture.variance, Tensor))
-            warnings.warn(f"{type(self).__name__}: {advice}", BasesWarning, stacklevel=3)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # a copy of features is not part of the unit
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -321,23 +233,6 @@ def _rebuild(responsibilities: Tensor, means: Tensor, like: Tensor) -> Tensor:
     return flat.unflatten(2, like.shape[2:])
 
 
-@torch.no_grad()
-def _sample(x: Tensor) -> Tensor:
-    """Evenly spaced positions of x: B,N,C in float32. The same for an image in any batch."""
-    return upcast(x[:, _sampled(x)]).clone()
-
-
-def _sampled(x: Tensor) -> slice:
-    """Which of the positions, x: B,N or B,N,C, a sample has."""
-    stride = max(1, x.shape[1] // SAMPLE)
-    return slice(0, min(SAMPLE * stride, x.shape[1]), stride)
-
-
-def _thinned(weights: Tensor | None) -> Tensor | None:
-    """The weights B,n of the positions of a sample."""
-    return None if weights is None else weights[:, _sampled(weights)].clone()
-
-
 def _position_weights(mask: Tensor, x: Tensor) -> Tensor:
     """mask: B,H,W or 1,H,W as weights of positions: B,N or 1,N."""
     if mask.ndim != 3 or mask.shape[0] not in (1, x.shape[0]) or mask.shape[1:] != x.shape[2:]:
@@ -346,19 +241,3 @@ def _position_weights(mask: Tensor, x: Tensor) -> Tensor:
             f"got {tuple(mask.shape)}"
         )
     return mask.flatten(1).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-
-
-def _advice(health: Health, follows: bool) -> str:
-    """What happened and what to do; `follows` where σ² already follows the features."""
-    if health.state == "collapsed":
-        cure = "Check what reaches the unit: it hardly varies within an image"
-        return (
-            f"the bases have collapsed into one ({health}): every position is rebuilt as the same "
-            "vector, and the unit is no more than a global mean. "
-            + (cure if follows else 'Use variance="auto", or a variance below λ')
-        )
-    cure = "If training stalls, use fewer bases or a fixed variance above this σ²"
-    return (
-        f"the responsibilities have saturated ({health}), so that the E-step passes no gradient. "
-        + (cure if follows else 'Use variance="auto", or a larger variance')
-    )

@@ -23,12 +23,14 @@ import torch
 from torch import Tensor
 
 from hemnet.em import Gaussian, Mixture, n_step, r_step
-from hemnet.em.mixtures import parameters
+from hemnet.em.mixtures import initial
+from hemnet.em.numeric import upcast
 from hemnet.em.statistics import softmax_of
 
 # Share of the variance left below which a unit acts as a global mean: units that solve recall have
 # 0.4 to 0.9, those that stay at the majority of the lamps less than 0.02.
 GLOBAL_MEAN = 0.05
+SAMPLE = 512  # positions of an image that stand for all of it
 SATURATED = 0.01  # share of the gradient through the E-step below which it passes none to speak of
 
 
@@ -76,16 +78,24 @@ class Health:
 
 
 @torch.no_grad()
+def position_sample(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Evenly spaced positions of x: B,N,C in float32, and their weights. The same in any batch."""
+    stride = max(1, x.shape[1] // SAMPLE)
+    chosen = slice(0, min(SAMPLE * stride, x.shape[1]), stride)
+    return upcast(x[:, chosen]).clone(), None if weights is None else weights[:, chosen].clone()
+
+
+@torch.no_grad()
 def read_health(
     x: Tensor,
-    initial: Tensor,
-    responsibilities: Tensor,
+    start: Tensor,
     bases: Tensor,
+    responsibilities: Tensor,
     mixture: Mixture,
     step: float | Tensor,
     weights: Tensor | None = None,
 ) -> Health:
-    """What T iterations made of x: B,N,C features (a sample does) with `initial` bases …,K,P.
+    """What T iterations made of x: B,N,C features (a sample does) starting from bases …,K,P.
 
     They ended with `bases` and `responsibilities`: B,N,K, and the step size `step`. Positions whose
     weight (B,N) is 0 are not looked at.
@@ -98,7 +108,7 @@ def read_health(
     used = torch.zeros(gamma.shape[-1], device=gamma.device)
     used[gamma.argmax(dim=-1)] = 1
     # Directions of unit length say nothing of how far features are apart: means of x do.
-    first = mixture.means(parameters(initial, x.shape[-1], mixture))
+    first = mixture.means(initial(start, x, mixture, x.shape[-1]))
     means = (
         mixture.means(bases)
         if isinstance(mixture, Gaussian)

@@ -12,7 +12,8 @@ What an average like this has to get right, and what it costs to get wrong:
 
 The optimizer is recognised by what it does to the parameters: their version counters move. A
 forward pass belongs to the same step as the one before it if gradients have been accumulated and
-the parameters have not changed since.
+the parameters have not changed since. (A hook on torch's optimizers would count those of other
+networks, too, and miss optimizers that are not torch's.)
 """
 
 from __future__ import annotations
