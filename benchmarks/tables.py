@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,33 @@ def stored(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def recalled(
+    file: str, groups: int | None, options: Mapping[str, Any], measure: str = "accuracy"
+) -> dict[tuple[str, int | None], list[float]]:
+    """Accuracies on recall by unit and K, in this many groups and with these options."""
+    found: dict[tuple[str, int | None], list[float]] = {}
+    for row in read_runs(RESULTS / file):
+        if row["groups"] == groups and row["options"] == options:
+            found.setdefault((row["unit"], row["bases"]), []).append(row[measure])
+    return found
+
+
+def median_worst(values: Sequence[float] | None) -> str:
+    if not values:
+        return "–"
+    return f"{statistics.median(values):.1f}, {min(values):.1f} ({len(values)})"
+
+
 def evidence() -> str:
     runs = read_runs()
-    recalled: dict[tuple[str, int | None], list[float]] = {}
-    for row in read_runs(RESULTS / "recall.jsonl"):
-        if row["groups"] == 12 and not row["options"]:
-            recalled.setdefault((row["unit"], row["bases"]), []).append(row["accuracy"])
-    recall = [
-        f"{statistics.median(recalled[key]):.1f}"
+    found = recalled("recall.jsonl", 12, {})
+    answers = [
+        f"{statistics.median(found[key]):.1f}"
         for key in (("mean", None), ("emanet", 16), ("hem", 16), ("attention", None))
     ]
     heads = {row["head"]: row["miou"]["mean"] for row in stored(RESULTS / "compare.json")["rows"]}
     rows = [
-        ("Recall with 12 groups, accuracy in % [1](docs/recall.md)", *recall),
+        ("Recall with 12 groups, accuracy in % [1](docs/recall.md)", *answers),
         (
             "Generated scenes, mIoU [2](docs/studies.md#heads-under-one-budget) \\*",
             *(f"{heads[name]:.1f}" for name in ("fcn", "emanet", "hemnet", "nonlocal")),
@@ -119,6 +133,88 @@ def evidence() -> str:
         units = ("plain", "emanet", "hemnet", "nonlocal")
         rows.append((title, *(mean(comparison.miou(runs, u).values(), 1) for u in units)))
     return markdown(("", "no attention", "EMANet", "**HEMNet**", "self-attention"), rows)
+
+
+def recall() -> str:
+    units: tuple[tuple[str, str, int | None, dict[str, Any]], ...] = (
+        ("K = 1, a mean", "mean", None, {}),
+        ('`preset="paper"`, K = 16', "hem", 16, {"preset": "paper"}),
+        ("EMANet's unit, K = 16", "emanet", 16, {}),
+        ("… with a gradient through its iterations", "emanet with gradient", 16, {}),
+        ("self-attention, O(N²)", "attention", None, {}),
+        ("**as shipped, K = 16**", "hem", 16, {}),
+        ("**as shipped, K = 64**", "hem", 64, {}),
+    )
+    majority = {row["groups"]: row["majority"] for row in read_runs(RESULTS / "recall.jsonl")}
+    groups = sorted(majority)
+    rows = [("the majority", *(f"{majority[count]:.1f}" for count in groups))]
+    for name, unit, bases, options in units:
+        found = (recalled("recall.jsonl", n, options).get((unit, bases)) for n in groups)
+        rows.append((name, *(median_worst(values) for values in found)))
+    return markdown(("unit", *(f"{count} groups" for count in groups)), rows)
+
+
+def recall_pairs() -> str:
+    """The unit as shipped less self-attention with the same seed."""
+    runs = {
+        (row["unit"], row["bases"], row["groups"], row["seed"]): row["accuracy"]
+        for row in read_runs(RESULTS / "recall.jsonl")
+        if not row["options"]
+    }
+    groups = sorted({key[2] for key in runs})
+    rows = []
+    for bases in (16, 64):
+        cells = []
+        for count in groups:
+            leads = [
+                value - runs["attention", None, count, seed]
+                for (unit, k, n, seed), value in runs.items()
+                if (unit, k, n) == ("hem", bases, count)
+                and ("attention", None, count, seed) in runs
+            ]
+            close = sum(lead > -2 for lead in leads)
+            cells.append(f"{close} of {len(leads)}, worst {min(leads):+.1f}".replace("-", "−"))
+        rows.append((f"K = {bases}", *cells))
+    return markdown(("", *(f"{count} groups" for count in groups)), rows)
+
+
+def recall_steps() -> str:
+    """T × η with 6 groups and K = 16; T = 3 and η = 0.5 are as shipped."""
+    steps, rows = (0.25, 0.5, 1.0), []
+    for count in (1, 3, 8):
+        cells = []
+        for eta in steps:
+            options = {} if (count, eta) == (3, 0.5) else {"iterations": count, "step_size": eta}
+            cells.append(median_worst(recalled("recall.jsonl", 6, options).get(("hem", 16))))
+        rows.append((f"T = {count}", *cells))
+    return markdown(("", *(f"η = {eta:g}" for eta in steps)), rows)
+
+
+def recall_backward() -> str:
+    """How the gradient goes through EM, 6 groups and K = 16; "exact" is as shipped."""
+    rows = []
+    for mode in ("exact", "highway", "implicit", "none"):
+        options = {} if mode == "exact" else {"backward": mode}
+        found = recalled("recall.jsonl", 6, options).get(("hem", 16))
+        rows.append((f'`backward="{mode}"`', median_worst(found)))
+    return markdown(("", "6 groups"), rows)
+
+
+def recall_cost() -> str:
+    found = stored(BENCHMARKS / "recall_cost.json")
+    names = {"attention": "self-attention", "hem 64": "K = 64", "hem 16": "K = 16"}
+    rows = [
+        (
+            f"{row['positions']:,}",
+            *(f"{row[name]['ms']:.0f} ms, {row[name]['mb']:.1f} MB" for name in names),
+            *(f"{row[name]['attention takes']:.1f}×" for name in ("hem 64", "hem 16")),
+        )
+        for row in found["lengths"]
+    ]
+    head = ("positions", *names.values(), "self-attention takes, of K = 64", "of K = 16")
+    clock = {"cpu": "Processor", "wall": "Wall"}[found["clock"]]
+    threads = "one thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    return f"{markdown(head, rows)}\n{clock} time, {threads}, load {found['load']:.1f}.\n"
 
 
 def gains() -> str:
@@ -327,6 +423,11 @@ def heads_on_scenes() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "evidence": evidence,
+    "recall": recall,
+    "recall_pairs": recall_pairs,
+    "recall_steps": recall_steps,
+    "recall_backward": recall_backward,
+    "recall_cost": recall_cost,
     "gains": gains,
     "heads": heads,
     "films": films,
