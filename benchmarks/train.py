@@ -1,7 +1,8 @@
 """A training step of HEMNet beside EMANet's: forward, loss, backward, optimizer.
 
 ResNet-50, stride 16, 257×257, batch 2, float32, the paper's optimizer. The models take turns in
-every round; ratios are medians of per-round ratios. The bar is HEMNet at most 1.05 of EMANet.
+every round; ratios are medians of per-round ratios. EMANet's first convolution is computed, as its
+own code does.
 
     python benchmarks/train.py --json benchmarks/results/train.json
 """
@@ -18,6 +19,7 @@ from accelerate import Accelerator
 import hemnet
 from common import arguments, console, interleave, parse, save, show
 from hemnet.data import Batch
+from hemnet.nn.em_unit import em_units
 from hemnet.training.accelerator import computing
 from hemnet.training.config import RunConfig, TrainConfig
 from hemnet.training.loss import SegmentationLoss
@@ -25,7 +27,7 @@ from hemnet.training.optim import make_optimizer
 from hemnet.training.step import TrainingStep
 
 CLASSES, SIZE, BATCH = 21, 257, 2
-BAR = 1.05
+BAR = 1.0
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "emanet": ("emanet", {}),
     "hemnet": ("hemnet", {}),
@@ -57,14 +59,19 @@ def main() -> None:
         [(n, f"{r['seconds']:.3f}", f"{r['time_over_emanet']:.3f}") for n, r in rows.items()],
     )
     ratio = rows["hemnet"]["time_over_emanet"]
-    console.print(f"bar: hemnet ≤ {BAR} of emanet: {'met' if ratio <= BAR else 'NOT met'}")
-    save(args.json, {"rounds": args.rounds, "backbone": args.backbone, "models": rows})
+    what = f"training step, hemnet of emanet, stride 16, {SIZE}×{SIZE}"
+    bar = {"what": what, "measured": ratio, "bar": BAR, "met": ratio <= BAR}
+    console.print(f"bar: hemnet ≤ {BAR} of emanet: {'met' if bar['met'] else 'NOT met'}")
+    result = {"rounds": args.rounds, "backbone": args.backbone, "models": rows, "bars": [bar]}
+    save(args.json, result)
 
 
 def new_step(
     name: str, more: dict[str, Any], backbone: str, accelerator: Accelerator
 ) -> TrainingStep:
     model = hemnet.create_model(name, CLASSES, backbone, 16, **more).train()
+    for unit in em_units(model):
+        unit.absorbs = name == "hemnet"
     model.to(memory_format=torch.channels_last)
     config = TrainConfig()
     loss, optimizer = SegmentationLoss(config.loss, CLASSES), make_optimizer(model, config.optim)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hemnet.em.checks import check_shapes
 from hemnet.em.mixtures import Mixture, prepare
 from hemnet.em.numeric import no_autocast, upcast
 
@@ -28,11 +27,8 @@ def elbo(
     The arguments are those of `highway_em`, with any responsibilities γ: B,N,K; the mixture is
     that of the Gaussians N(x|μ, σ²I) unless given.
     """
-    mixture, parameters = prepare(x, bases, mixture, variance, weights=weights)
-    check_shapes(
-        x=(x, "(batch, positions, channels)"),
-        bases=(parameters, "(batch, bases, parameters)"),
-        responsibilities=(responsibilities, "(batch, positions, bases)"),
+    mixture, parameters = prepare(
+        x, bases, mixture, variance, weights=weights, responsibilities=responsibilities
     )
     gamma = upcast(responsibilities)
     with no_autocast(x):

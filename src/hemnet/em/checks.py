@@ -46,6 +46,10 @@ def check_shapes(**given: tuple[Tensor | None, str]) -> dict[str, int]:
     return sizes
 
 
+def check_choice(value: str, choices: Sequence[str], name: str) -> None:
+    expect(value in choices, f"{name} must be one of {', '.join(map(repr, choices))}", value)
+
+
 def check_iterations(iterations: int) -> None:
     whole = isinstance(iterations, int) and not isinstance(iterations, bool)
     wanted = "iterations must be a whole number of at least 1"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hemnet.em.checks import check_positive, check_shapes
+from hemnet.em.checks import check_choice, check_positive, check_shapes
 from hemnet.em.numeric import upcast
 
 KERNELS = ("dot", "rbf")
@@ -84,9 +84,7 @@ class Gaussian(Mixture):
     step_limit = 2.0  # the bound is a parabola in η with its top at 1
 
     def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
-            names = ", ".join(map(repr, KERNELS))
-            raise ValueError(f"kernel must be one of {names}; got {self.kernel!r}")
+        check_choice(self.kernel, KERNELS, "kernel")
         check_positive(self.sigma2, "variance")
 
     def __str__(self) -> str:
@@ -266,8 +264,9 @@ def prepare(
     kernel: str = "dot",
     weights: Tensor | None = None,
     linear: tuple[Tensor, Tensor | None] | None = None,
+    responsibilities: Tensor | None = None,
 ) -> tuple[Mixture, Tensor]:
-    """Check these arguments of `highway_em`; the mixture, and its mean parameters B,K,P."""
+    """Check these arguments of the package; the mixture, and its mean parameters B,K,P."""
     weight, shift = linear or (None, None)
     given = {"x": (x, "(batch, positions, channels)"), "linear": (weight, "(mapped, channels)")}
     sizes = check_shapes(**given, bias=(shift, "(mapped)"))
@@ -276,11 +275,12 @@ def prepare(
     own = getattr(bases, "shape", ())[-1:] == (channels * mixture.per_channel,)
     axis = "channels" if linear is None else "mapped"
     axis = "parameters" if own and mixture.per_channel > 1 else axis
-    one = isinstance(weights, Tensor) and len(weights) == 1
+    one = isinstance(weights, Tensor) and weights.shape[:1] == (1,)
     check_shapes(
         **given,
         bases=(bases, f"(bases, {axis}) or (batch, bases, {axis})"),
         weights=(weights, "(1, positions)" if one else "(batch, positions)"),
+        responsibilities=(responsibilities, "(batch, positions, bases)"),
     )
     if weights is not None and weights.requires_grad:
         raise ValueError("weights are constants: no gradient is computed for them")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hemnet.em.bound import elbo
-from hemnet.em.checks import Steps, StepSize, check_iterations, check_steps, expect
+from hemnet.em.checks import Steps, StepSize, check_choice, check_iterations, check_steps
 from hemnet.em.mixtures import Mixture, mean_statistics, prepare
 from hemnet.em.numeric import no_autocast, product_dtype, upcast
 from hemnet.em.sources import Features, Linear, apply_linear
@@ -103,8 +103,7 @@ def highway_em(
         (torch.Size([2, 32, 64]), torch.Size([2, 4096, 32]))
     """
     check_iterations(iterations)
-    names = ", ".join(map(repr, BACKWARDS))
-    expect(backward in BACKWARDS, f"backward must be one of {names}", backward)
+    check_choice(backward, BACKWARDS, "backward")
     mixture, start = prepare(x, bases, mixture, variance, kernel, weights, linear)
     steps = check_steps(step_size, iterations, mixture.step_limit)
     dtype = product_dtype(x)  # before autocast is off

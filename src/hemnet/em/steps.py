@@ -44,12 +44,7 @@ def n_step(
 
     The arguments are those of `highway_em`, with any responsibilities B,N,K.
     """
-    mixture, start = prepare(x, bases, mixture, weights=weights)
-    check_shapes(
-        x=(x, "(batch, positions, channels)"),
-        bases=(start, "(batch, bases, parameters)"),
-        responsibilities=(responsibilities, "(batch, positions, bases)"),
-    )
+    mixture, start = prepare(x, bases, mixture, weights=weights, responsibilities=responsibilities)
     (step,) = check_steps(step_size, 1, mixture.step_limit)
     gamma = upcast(responsibilities)
     gamma = gamma if weights is None else gamma * weights.unsqueeze(-1).to(gamma.dtype)

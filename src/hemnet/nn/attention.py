@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from hemnet.em import BACKWARDS, Gaussian, Mixture, VonMisesFisher
-from hemnet.em.checks import StepSize, check_iterations, check_steps
+from hemnet.em.checks import StepSize, check_choice, check_iterations, check_steps
 from hemnet.em.mixtures import KERNELS, make_mixture, mixture_from
 from hemnet.em.numeric import upcast
 from hemnet.em.sources import Linear
@@ -104,8 +104,7 @@ class HighwayEMAttention(EMUnit):
         mixture: Mixture | Mapping[str, Any] | str | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        if preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
+        check_choice(preset, tuple(PRESETS), "preset")
         if gain is not None and zero_init is not None:
             raise ValueError(f"give gain or zero_init, not both; got {gain!r} and {zero_init!r}")
         if gain is None and zero_init is not None:
@@ -113,10 +112,8 @@ class HighwayEMAttention(EMUnit):
         chosen = PRESETS[preset]
         check_iterations(iterations)
         check_iterations(iterations if eval_iterations is None else eval_iterations)
-        if kernel not in KERNELS:
-            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
-        if backward not in BACKWARDS:
-            raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}; got {backward!r}")
+        check_choice(kernel, KERNELS, "kernel")
+        check_choice(backward, BACKWARDS, "backward")
         if variance == "preset":
             variance = chosen["variance"] if mixture is None else None
         if isinstance(variance, str) and variance != "auto":

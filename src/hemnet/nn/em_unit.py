@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from hemnet.em import r_step
+from hemnet.em.checks import check_choice
 from hemnet.em.numeric import upcast
 from hemnet.em.sources import Linear, apply_linear
 from hemnet.nn.health import Health, position_sample, read_health
@@ -60,9 +61,7 @@ class EMUnit(nn.Module, ABC):
         check_count("bases", bases)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1]; got {decay!r}")
-        if initial_bases not in INITIAL_BASES:
-            names = ", ".join(INITIAL_BASES)
-            raise ValueError(f"initial_bases must be one of {names}; got {initial_bases!r}")
+        check_choice(initial_bases, INITIAL_BASES, "initial_bases")
         if not math.isfinite(gain):
             raise ValueError(f"gain must be a finite number; got {gain!r}")
         self.channels, self.initial_gain, self.group = channels, gain, group

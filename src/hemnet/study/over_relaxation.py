@@ -51,9 +51,7 @@ def reached(shares: Tensor, level: float) -> int:
     return 1 if len(below) == 0 else int(below[-1]) + 2
 
 
-def compare(
-    starts: Sequence[Start], step_sizes: Iterable[float] = STEP_SIZES
-) -> dict[str, dict[str, float]]:
+def compare(starts: Sequence[Start], step_sizes: Iterable[float]) -> dict[str, dict[str, float]]:
     """Medians over the starts, by step size."""
     found = {}
     for eta in step_sizes:
@@ -107,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {"iterations": ITERATIONS}
     for name, make in settings.items():
         starts = make()
-        found[name] = {"starts": len(starts), "step_sizes": compare(starts)}
+        found[name] = {"starts": len(starts), "step_sizes": compare(starts, STEP_SIZES)}
         for eta, row in found[name]["step_sizes"].items():
             print(
                 f"{name}, η {eta}: {row['after_3']:.1%} after three iterations, 99% after "
