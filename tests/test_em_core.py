@@ -281,18 +281,23 @@ def test_half_precision_is_close_to_double(dtype: torch.dtype, linear: bool) -> 
     assert float(gap) < eps
 
 
+def half_precision_products(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Compute as a GPU does under autocast: factors rounded to half, sums in float32."""
+    bmm = torch.bmm
+
+    def rounded(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        return bmm(a, b) if out_dtype is None else bmm(a.to(out_dtype), b.to(out_dtype))
+
+    patch.setattr(torch, "bmm", rounded)
+    patch.setattr(sys.modules["hemnet.em.solver"], "product_dtype", lambda _: dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("columns", [False, True])
 def test_products_of_half_precision_factors_are_close_to_double(
     dtype: torch.dtype, linear: bool, columns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a GPU computes under autocast: factors rounded to half, sums in float32."""
-    bmm = torch.bmm
-
-    def rounded(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        return bmm(a, b) if out_dtype is None else bmm(a.to(out_dtype), b.to(out_dtype))
-
     torch.manual_seed(0)
     x, bases = torch.randn(2, 3000, 16), torch.randn(8, 16)
     x = x.mT.contiguous().mT if columns else x
@@ -306,11 +311,32 @@ def test_products_of_half_precision_factors_are_close_to_double(
         return [*result, *torch.autograd.grad(loss, leaves[: 2 + linear])]
 
     expected = found(torch.float64)
-    monkeypatch.setattr(torch, "bmm", rounded)
-    monkeypatch.setattr(sys.modules["hemnet.em.solver"], "product_dtype", lambda _: dtype)
+    half_precision_products(monkeypatch, dtype)
     for ours, exact in zip(found(torch.float32), expected, strict=True):
         error = float(((ours - exact).norm() / exact.norm()).detach())
         assert 1e-6 < error < 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_half_precision_gradients_of_any_size(
+    dtype: torch.dtype, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float16 ends at 65504 and at 6e-8; a basis that explains nothing has a gradient near 1e19."""
+    torch.manual_seed(0)
+    x, bases = torch.randn(1, 500, 8), torch.randn(4, 8)
+    bases[0] += 300  # explains nothing
+
+    def found(kind: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(kind).requires_grad_() for t in (x, bases)]
+        result = hemnet.highway_em(*leaves, 3, kernel="rbf")
+        loss = scale * (result.bases.sin().sum() + result.responsibilities.square().sum())
+        return list(torch.autograd.grad(loss, leaves))
+
+    expected = found(torch.float64)
+    half_precision_products(monkeypatch, dtype)
+    for ours, exact in zip(found(torch.float32), expected, strict=True):
+        assert float((ours - exact).norm() / exact.norm()) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

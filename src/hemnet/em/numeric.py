@@ -30,8 +30,9 @@ def no_autocast(tensor: Tensor) -> AbstractContextManager[None]:
 def product_dtype(x: Tensor) -> torch.dtype:
     """The type that products with x take: half where x or autocast says so, and where it pays.
 
-    On CUDA half-precision products that accumulate and end in float32 are many times as fast. A
-    CPU has no such product (its result would be rounded to half), so it computes in float32.
+    On CUDA half-precision products that accumulate and end in float32 are many times as fast
+    (gradients have float32 factors in place of float16, whose range is too small for them). A CPU
+    has no such product: its result would be rounded to half.
     """
     if x.device.type == "cuda" and x.dtype is not torch.float64:
         if x.dtype in HALF:

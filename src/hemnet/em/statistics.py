@@ -149,6 +149,8 @@ class _Gradient(torch.autograd.Function):
         of_gamma: Tensor | None,
     ) -> tuple[Tensor, ...]:
         dtype, _, constant, wants_x, *wants_logits = options
+        # A basis that explains little has a gradient far beyond float16's range.
+        dtype = torch.float32 if dtype is torch.float16 else dtype
         of_mass = torch.zeros_like(bias) if of_mass is None else of_mass
         of_sums = torch.zeros_like(projection) if of_sums is None else of_sums
         factors = of_sums if constant else torch.cat((of_sums, projection), dim=1)
