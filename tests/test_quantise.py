@@ -21,7 +21,7 @@ from hemnet.export.quantise import (
     measure_drop,
     refuse_above,
 )
-from hemnet.export.writers import export_as
+from hemnet.export.writers import export_model
 from hemnet.inference.exported_model import ExportedModel, openvino_core
 from support import tiny_data
 from support.command_line import run
@@ -211,7 +211,7 @@ def test_half_weights(kind: str, precision: str, share: float, tmp_path: Path) -
     model = build("fcn", hidden=64)
     suffix = {"onnx": ".onnx", "torch": ".pt2", "openvino": ".xml"}[kind]
     path = tmp_path / f"a{suffix}"
-    found = export_as(model, path, kind, precision=precision)
+    found = export_model(model, path, kind, precision=precision)
     assert 1e-6 < max(row.difference for row in found.parity) < 0.05
     exported = ExportedModel(path, trust=True)
     assert exported.precision == precision
@@ -269,11 +269,11 @@ def test_mistakes_exit_with_2(
 
 def test_formats_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no precision"):
-        export_as(build("fcn"), tmp_path / "a.onnx", precision="int4")
+        export_model(build("fcn"), tmp_path / "a.onnx", precision="int4")
     with pytest.raises(UserError, match="not bf16"):
-        export_as(build("fcn"), tmp_path / "a.xml", "openvino", precision="bf16")
+        export_model(build("fcn"), tmp_path / "a.xml", "openvino", precision="bf16")
     with pytest.raises(UserError, match="torch has no such file"):
-        export_as(build("fcn"), tmp_path / "a.pt2", "torch", precision="int8")
+        export_model(build("fcn"), tmp_path / "a.pt2", "torch", precision="int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nncf" else name)
     with pytest.raises(UserError, match=r"int8 needs nncf.*hemnet-torch\[nncf\]"):
-        export_as(build("fcn"), tmp_path / "a.onnx", precision="int8")
+        export_model(build("fcn"), tmp_path / "a.onnx", precision="int8")

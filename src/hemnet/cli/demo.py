@@ -41,48 +41,17 @@ STEPS = 800
 
 
 def demo_config(steps: int = STEPS, seed: int = 0) -> TrainConfig:
-    """A network small enough for a CPU, and a recipe that learns the context in minutes."""
-    from hemnet.data.scenes import SCENES
-    from hemnet.training.config import (
-        DataConfig,
-        LossConfig,
-        NetworkConfig,
-        OptimConfig,
-        RunConfig,
-        TrainConfig,
-        ValidationConfig,
-    )
+    """The studies' recipe, which learns the context in minutes on a CPU, on larger scenes."""
+    from hemnet.study.recipe import scenes_config
+    from hemnet.training.config import RunConfig
 
-    # Things cover a tenth of a scene, the rest is ground: without weights the network is slow to
-    # care about them. The paper's start: from scratch there is nothing yet that it could drown.
-    weights = [4.0 if k in SCENES.context_classes else 1.0 for k in range(len(SCENES.classes))]
-    return TrainConfig(
-        model=NetworkConfig(
-            backbone="test_resnet",
-            output_stride=8,
-            channels=64,
-            options={"bases": 32, "preset": "paper"},
-        ),
-        data=DataConfig(
-            name="scenes",
-            size=SIZE,
-            length=16 * max(steps, 1),  # no scene twice
-            val_length=100,
-            crop=(SIZE, SIZE),
-            scale=(1.0, 1.0),
-        ),
-        optim=OptimConfig(
-            name="adamw",
-            steps=steps,
-            batch_size=16,
-            lr=3e-3,
-            warmup=min(50, steps // 4),
-            bias_lr_mult=1.0,
-        ),
-        loss=LossConfig(class_weights=weights),
-        validation=ValidationConfig(every=max(1, steps // 8), batch_size=10),
-        run=RunConfig(seed=seed, log_every=10, health_every=50, checkpoint_every=200),
-    )
+    config = scenes_config(steps, SIZE)
+    config.model.backbone, config.model.options["bases"] = "test_resnet", 32
+    config.data.val_length, config.data.workers = 100, 2
+    config.optim.warmup = min(50, steps // 4)
+    config.validation.every, config.validation.batch_size = max(1, steps // 8), 10
+    config.run = RunConfig(seed=seed, log_every=10, health_every=50, checkpoint_every=200)
+    return config
 
 
 def run(args: argparse.Namespace) -> None:

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     check_output(args.out)
     from dataclasses import asdict
 
-    from hemnet.export.writers import export_as
+    from hemnet.export.writers import export_model
     from hemnet.inference.open_model import load_model
     from hemnet.progress import progress_bar, telling
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         )
     with progress_bar() as bar, telling(lambda text: print(text, file=sys.stderr, flush=True)):
         bar.add_task(f"exporting to {args.format}", total=None)
-        found = export_as(
+        found = export_model(
             model,
             args.out,
             args.format,

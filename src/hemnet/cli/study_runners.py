@@ -10,7 +10,7 @@ from typing import Any
 from hemnet.data.dataset import SegmentationDataset
 from hemnet.data.labels import VOID
 from hemnet.errors import UserError
-from hemnet.files import write_json
+from hemnet.files import write_json, write_text
 from hemnet.image_io import read_image
 from hemnet.inference.open_model import load_model
 from hemnet.inspection.attention import choose_bases, class_shares, needed_unit
@@ -60,7 +60,7 @@ def recipe_of(args: argparse.Namespace) -> TrainConfig:
                 f"{args.out} was begun with another recipe:\n  " + "\n  ".join(changed) + "\n"
                 "Leave these settings out to go on with it, or choose another --out"
             )
-    kept.write_text(dump_config(config), encoding="utf-8")
+    write_text(kept, dump_config(config))
     return config
 
 
@@ -95,8 +95,13 @@ def model_and_data(
     return model, config, dataset
 
 
-def finish(out: Path, text: str, outcome: Outcome | None = None) -> None:
-    """Print the document and say where everything is; exit code 1 if runs failed."""
+def finish(
+    args: argparse.Namespace, content: Any, text: str, outcome: Outcome | None = None
+) -> None:
+    """Write the figures and the document, and print it; exit code 1 if runs failed."""
+    out = args.out
+    write_json(out / f"{args.study}.json", content)
+    write_text(out / f"{args.study}.md", text)
     print(text)
     print(f"wrote JSON, Markdown and pictures to {out}")
     if outcome is not None and outcome.failed:
@@ -115,16 +120,15 @@ def ablation(args: argparse.Namespace) -> None:
     context = None
     if any(result.get("context_miou") is not None for result in results.values()):
         context = summarise_ablation(cells, results, "context_miou")
-    content = {"miou": summary, "context_miou": context, "paper": printed}
-    write_json(args.out / "ablation.json", content | {"runs": list(results.values())})
+    content: dict[str, Any] = {"miou": summary, "context_miou": context, "paper": printed}
+    content["runs"] = list(results.values())
     text = tables.ablation_document(summary, context, printed)
-    (args.out / "ablation.md").write_text(text, encoding="utf-8")
     title = f"{config.data.name}, {config.model.backbone}"
     picture.draw_heat(summary, printed, f"ours: {title}", args.out / "ablation")
     picture.draw_lines(summary, "validation mIoU (%)", args.out / "ablation_lines")
     if context is not None:
         picture.draw_lines(context, "mIoU of context classes (%)", args.out / "ablation_context")
-    finish(args.out, text, outcome)
+    finish(args, content, text, outcome)
 
 
 def iterations(args: argparse.Namespace) -> None:
@@ -135,12 +139,10 @@ def iterations(args: argparse.Namespace) -> None:
     content: dict[str, Any] = {"miou": summary, "paper": printed, "rows": rows}
     if dataset.info.context_classes:
         content["context_miou"] = summarise_iterations(rows, "context_miou")
-    write_json(args.out / "iterations.json", content)
     text = tables.iterations_document(summary, printed)
-    (args.out / "iterations.md").write_text(text, encoding="utf-8")
     title = f"ours: {config.data.name}, {config.model.backbone}"
     draw_iterations(summary, printed, title, args.out / "iterations")
-    finish(args.out, text)
+    finish(args, content, text)
 
 
 def gradients(args: argparse.Namespace) -> None:
@@ -151,11 +153,9 @@ def gradients(args: argparse.Namespace) -> None:
         found = measure_model(
             model, config, dataset, args.iterations, args.step_sizes, args.samples
         )
-        write_json(args.out / "gradients.json", {"model": str(args.model), "measured": found})
         draw_flow(found, args.out / "gradients")
         text = tables.gradients_document(found, f"in {args.model}")
-        (args.out / "gradients.md").write_text(text, encoding="utf-8")
-        return finish(args.out, text)
+        return finish(args, {"model": str(args.model), "measured": found}, text)
 
     config = recipe_of(args)
     every = args.every or max(1, config.optim.steps // 10)
@@ -170,13 +170,11 @@ def gradients(args: argparse.Namespace) -> None:
     training = {r["step_size"]: r["measurements"] for r in first}
     start = {eta: measured[0] for eta, measured in training.items()}
     end = {eta: measured[-1] for eta, measured in training.items()}
-    write_json(args.out / "gradients.json", {"runs": list(results.values())})
     draw_flow(start, args.out / "gradients", training)
     draw_flow(end, args.out / "gradients_trained")
     text = tables.gradients_document(start, "before the first step")
     text += "\n" + tables.gradients_document(end, f"after {config.optim.steps} steps")
-    (args.out / "gradients.md").write_text(text, encoding="utf-8")
-    return finish(args.out, text, outcome)
+    return finish(args, {"runs": list(results.values())}, text, outcome)
 
 
 def attention(args: argparse.Namespace) -> None:
@@ -213,10 +211,7 @@ def attention(args: argparse.Namespace) -> None:
         for k in range(len(shares))
     ]
     content = {"model": str(args.model), "drawn": [k + 1 for k in bases], "bases": rows}
-    write_json(args.out / "attention.json", content)
-    text = tables.attention_document(rows)
-    (args.out / "attention.md").write_text(text, encoding="utf-8")
-    finish(args.out, text)
+    finish(args, content, tables.attention_document(rows))
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -229,8 +224,5 @@ def compare(args: argparse.Namespace) -> None:
     summary = summarise_comparison(
         heads, results, costs_of(config, heads, info), speeds_of(config, heads, info)
     )
-    write_json(args.out / "compare.json", summary)
-    text = tables.compare_document(summary, config.data.crop)
-    (args.out / "compare.md").write_text(text, encoding="utf-8")
     draw_compare(summary, f"{config.data.name}, {config.model.backbone}", args.out / "compare")
-    finish(args.out, text, outcome)
+    finish(args, summary, tables.compare_document(summary, config.data.crop), outcome)

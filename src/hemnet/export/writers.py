@@ -68,23 +68,6 @@ class ExportResult:
 
 
 def export_model(
-    model: Segmenter, path: str | Path, kind: str = "onnx", iterations: int | None = None
-) -> list[Parity]:
-    """Export a model for use without hemnet; a file that disagrees with the model is not kept.
-
-    Args:
-        model: what `create_model`, `from_pretrained` or `load_model` gave.
-        path: ends in `.onnx`, `.pt2` or `.xml`.
-        kind: "onnx", "torch" or "openvino".
-        iterations: of EM, instead of the model's own.
-
-    Returns:
-        The comparison with the model, a row for each size.
-    """
-    return export_as(model, path, kind, iterations).parity
-
-
-def export_as(
     model: Segmenter,
     path: str | Path,
     kind: str = "onnx",
@@ -95,7 +78,7 @@ def export_as(
     keep_float: Sequence[str] = (),
     accurate: bool = False,
 ) -> ExportResult:
-    """`export_model` in any precision.
+    """Export a model for use without hemnet; a file that disagrees with the model is not kept.
 
     Args:
         model: what `create_model`, `from_pretrained` or `load_model` gave.
@@ -107,6 +90,9 @@ def export_as(
         tolerance: points of mIoU or agreement that int8 may lose.
         keep_float: patterns of module names that stay in float32 in an int8 file.
         accurate: return layers to float32 until int8 loses no more than `tolerance`; slow.
+
+    Returns:
+        The comparison with the model: of int8 the loss of accuracy, else a row for each size.
     """
     path = Path(path)
     if precision not in quantise.PRECISIONS:
