@@ -177,6 +177,10 @@ def test_differences_name_what_changed_and_leave_out_what_does_not_matter() -> N
     one = TrainConfig()
     other = read_config(None, ["--optim.lr", "0.5", "--data.workers", "7"])
     assert differences(one, other) == ["optim.lr: 0.009 → 0.5"]
+    flags = ["--validation.overlap", "0.2"]
+    assert differences(one, read_config(None, flags)) == []
+    windows = ["--validation.window", "99"]
+    assert len(differences(read_config(None, windows), read_config(None, windows + flags))) == 1
 
 
 @pytest.mark.parametrize(

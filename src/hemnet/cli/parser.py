@@ -12,13 +12,13 @@ import io
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
 from hemnet.cli.flag_names import command_flags, with_flags
-from hemnet.cli.help_formatter import HelpFormatter
 from hemnet.errors import UserError, explain, is_wrong_name
 from hemnet.version import __version__
 
@@ -37,6 +37,28 @@ COMMANDS = {
     "app": "hemnet.cli.app",
     "train": "hemnet.cli.train",
 }
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Puts the names of all models and data sets for `{models}` and `{datasets}`.
+
+    Only when help is printed: the registries import torch, which takes seconds.
+    """
+
+    def _format_text(self, text: str) -> str:
+        if "{models}" in text:
+            from hemnet.models import list_models
+
+            text = text.replace("{models}", _listed(list_models()))
+        if "{datasets}" in text:
+            from hemnet.data import list_datasets
+
+            text = text.replace("{datasets}", _listed(list_datasets()))
+        return super()._format_text(text)
+
+
+def _listed(names: list[str]) -> str:
+    return textwrap.fill(", ".join(names), 90, subsequent_indent="  ")
 
 
 class Parser(argparse.ArgumentParser):

@@ -144,6 +144,8 @@ def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
 def decisive(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide what a run computes, by their dotted names."""
     found = dict(_flat(_plain(asdict(config))))
+    if config.validation.window is None:
+        del found["validation.overlap"]  # of windows
     return {key: value for key, value in found.items() if key not in FREE}
 
 
