@@ -233,7 +233,7 @@ def test_reads_what_cameras_write(tmp_path: Path) -> None:
     assert (smaller.size, size) == ((20, 30), (40, 60))
     with pytest.raises(UserError, match=r"the limit is 0.001 MB \(--max-upload\)"):
         read_upload(path, Limits(bytes=1000), "photo")
-    with pytest.raises(ValueError, match="side 0"):
+    with pytest.raises(ValueError, match="side is 0"):
         Limits(side=0)
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from hemnet.errors import UserError
 from hemnet.image_io import open_image, shrink, to_rgb
+from hemnet.limits import number, out_of_range
 
 MEGA = 1_000_000
 
@@ -19,15 +20,14 @@ class Limits:
     """bytes and pixels of an upload; side: longer side of what the network sees, in pixels;
     memory: bytes that all open images may take."""
 
-    bytes: int = 20 * MEGA
-    pixels: int = 50 * MEGA
-    side: int = 1024
-    memory: int = 500 * MEGA
+    bytes: int = number(20 * MEGA, 1)
+    pixels: int = number(50 * MEGA, 1)
+    side: int = number(1024, 1)
+    memory: int = number(500 * MEGA, 1)
 
     def __post_init__(self) -> None:
-        for name in ("bytes", "pixels", "side", "memory"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: expected at least 1")
+        for name, problem in out_of_range(self):
+            raise ValueError(f"{name} {problem}")
 
 
 def read_upload(path: Path, limits: Limits, name: str) -> tuple[Image.Image, tuple[int, int]]:

@@ -283,11 +283,12 @@ def _show_training(args: argparse.Namespace) -> None:
     """The first images of a training, in its order and with its augmentation."""
     from itertools import islice
 
+    from torch import nn
+
     from hemnet.data.contact_sheet import draw_contact_sheet, save_sheet
     from hemnet.data.sampler import EndlessSampler
-    from hemnet.data.transforms import Augmentation
     from hemnet.training.config_parser import read_config
-    from hemnet.training.setup import open_split
+    from hemnet.training.setup import augmentation_of, open_split
 
     given = {"--root": args.root, "--split": args.split, "--label-map": args.label_map}
     wrong = [name for name, value in given.items() if value is not None]
@@ -300,7 +301,7 @@ def _show_training(args: argparse.Namespace) -> None:
     data, seed = config.data, config.run.seed
     dataset = open_split(data, data.split, data.length)
     keys = list(islice(EndlessSampler(len(dataset), seed=seed), args.count))
-    look = Augmentation(data.crop, data.scale, data.flip, data.jitter, scale_step=data.scale_step)
+    look = augmentation_of(config, nn.Identity())
     sheet = draw_contact_sheet(
         dataset, keys, augmentation=look, tile=args.tile, columns=args.across, seed=seed
     )

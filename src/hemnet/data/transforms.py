@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from hemnet.data.labels import VOID
+from hemnet.limits import number, out_of_range
 
 Triple = tuple[float, float, float]
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
@@ -42,23 +43,19 @@ class Augmentation:
 
     crop: tuple[int, int] = (513, 513)
     scale: tuple[float, float] = (0.5, 2.0)
-    flip: float = 0.5
-    jitter: float = 0.0
+    flip: float = number(0.5, 0, 1)
+    jitter: float = number(0.0, 0, 1)
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
-    scale_step: float | None = None
+    scale_step: float | None = number(None, above=0)
 
     def __post_init__(self) -> None:
         if min(self.crop) < 1:
             raise ValueError(f"crop {self.crop}: expected height and width of at least 1")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"scale {self.scale}: expected 0 < lowest <= highest")
-        if self.scale_step is not None and not self.scale_step > 0:
-            raise ValueError(f"scale_step {self.scale_step}: expected None or a number above 0")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip {self.flip}: expected a probability")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter {self.jitter}: expected 0 (none) to 1")
+        for name, problem in out_of_range(self):
+            raise ValueError(f"{name} {problem}")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std}: expected positive numbers")
 
