@@ -334,7 +334,7 @@ def test_one_folder_for_all_says_which_pattern_its_labels_may_follow(tmp_path, c
         cli.main(["data", command, "folder", "--root", str(root)])
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert "If a_labels.png is the label of a.png: --data.labels '{stem}_labels.png'" in said
+    assert "If a_labels.png is the label of a.png: --labels '{stem}_labels.png'" in said
     image(tmp_path / "other" / "x.jpg")
     with pytest.raises(UserError, match=r"1 images, such as x"):
         list_splits("folder", tmp_path / "other")
