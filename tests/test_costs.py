@@ -57,8 +57,9 @@ def test_em_products_are_counted(name: str, size: int) -> None:
     # The first convolution: on all positions, or before and after each of 3 iterations on 64 bases.
     mapped = min(positions, 2 * 3 * 64) * 512**2
     # The masses N_k may be summed by a product with ones: 3 of 7·512 parts.
-    if model.head.attention.initial_bases == "image":  # 256 candidates, and their products
-        mapped += 256 * 512**2 + 256**2 * 512
+    if model.head.attention.initial_bases == "image":  # candidates, and 64 products with them
+        candidates = min(positions, 256)
+        mapped += candidates * 512**2 + 64 * candidates * 512
     expected = 2 * (7 * positions * 64 * 512 + mapped)
     assert costs.matmul_flops == pytest.approx(expected, rel=0.001)
     model.head.attention.absorbs = False
