@@ -87,7 +87,7 @@ def main() -> None:
     right.minorticks_off()
     right.legend(frameon=False, fontsize=8)
     tidy(right, "Forward and backward", "positions", "ms")
-    figure.savefig(args.out)
+    figure.savefig(args.out, dpi=130)  # images with noise make large files
 
 
 if __name__ == "__main__":

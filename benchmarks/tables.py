@@ -178,18 +178,6 @@ def recall_pairs() -> str:
     return markdown(("", *(f"{count} groups" for count in groups)), rows)
 
 
-def recall_steps() -> str:
-    """T × η with 6 groups and K = 16; T = 3 and η = 0.5 are as shipped."""
-    steps, rows = (0.25, 0.5, 1.0), []
-    for count in (1, 3, 8):
-        cells = []
-        for eta in steps:
-            options = {} if (count, eta) == (3, 0.5) else {"iterations": count, "step_size": eta}
-            cells.append(median_worst(recalled("recall.jsonl", 6, options).get(("hem", 16))))
-        rows.append((f"T = {count}", *cells))
-    return markdown(("", *(f"η = {eta:g}" for eta in steps)), rows)
-
-
 def recall_backward() -> str:
     """How the gradient goes through EM, 6 groups and K = 16; "exact" is as shipped."""
     rows = []
@@ -441,7 +429,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence": evidence,
     "recall": recall,
     "recall_pairs": recall_pairs,
-    "recall_steps": recall_steps,
     "recall_backward": recall_backward,
     "recall_images": recall_images,
     "recall_cost": recall_cost,
