@@ -308,7 +308,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         (["--data.name", "voc"], "is not for voc"),
         (["--data.val_split", "tests"], "split 'tests'"),
         (["--loss.class_weights", "[1]"], "has 1 numbers"),
-        (["--run.device", "mps"], "no such device"),
+        (["--run.device", "mps"], "`device=mps`: this machine has none"),
         (["--run.wandb", "project"], "wandb is not installed"),
     ],
 )
@@ -318,7 +318,7 @@ def test_mistakes_before_the_first_step(
     real = importlib.util.find_spec
     without = lambda name, *rest: None if name == "wandb" else real(name, *rest)  # noqa: E731
     monkeypatch.setattr("importlib.util.find_spec", without)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: False)
     with pytest.raises(UserError, match=message):
         train(tiny_config(*flags), tmp_path / "run", quiet=True)
     assert not last(tmp_path / "run").exists()

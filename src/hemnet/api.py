@@ -142,7 +142,6 @@ def predict(
     images: Picture,
     options: PredictOptions | None = None,
     *,
-    workers: int = 2,
     device: torch.device | str | None = None,
     trust: bool = False,
     **changes: Any,
@@ -153,7 +152,6 @@ def predict(
     images: Sequence[Picture],
     options: PredictOptions | None = None,
     *,
-    workers: int = 2,
     device: torch.device | str | None = None,
     trust: bool = False,
     **changes: Any,
@@ -163,7 +161,6 @@ def predict(
     images: Picture | Sequence[Picture],
     options: PredictOptions | None = None,
     *,
-    workers: int = 2,
     device: torch.device | str | None = None,
     trust: bool = False,
     **changes: Any,
@@ -175,7 +172,6 @@ def predict(
         images: a path, a PIL image, an array H,W,3, or several of them. Large ones are predicted
             in windows.
         options: how images are looked at.
-        workers: threads that read files.
         device: cpu, cuda or mps; None for a module's own, or the fastest.
         trust: load a `.pt2` file, which could run any program.
         changes: fields of `PredictOptions`, such as `scales=(0.75, 1, 1.25), flip=True`.
@@ -188,7 +184,7 @@ def predict(
         else Source(Path(f"image {number}"), str(number), picture)
         for number, picture in enumerate(pictures)
     ]  # fmt: skip
-    predictor = _predictor(model, options, changes, device, trust, workers=workers)
+    predictor = _predictor(model, options, changes, device, trust)
     found: dict[str, Classes] = {}
     for item in predictor.predict_files(sources):
         if item.classes is None:

@@ -16,7 +16,7 @@ def with_flags(message: str) -> str:
     def flag(found: re.Match[str]) -> str:
         name, value = found[1], found[2]
         dashed = name.replace("_", "-")
-        known = (f"--{dashed}", f"--{name}", f"--data.{name}")
+        known = (f"--{dashed}", f"--{name}", f"--data.{name}", f"--run.{name}")
         chosen = next((text for text in known if text in command_flags), None)
         if chosen is None:
             return found[0]

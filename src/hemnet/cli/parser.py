@@ -150,9 +150,10 @@ def _flags(
     """Of the command that was given."""
     flags: dict[str, argparse.Action | None] = {}
     if args.command == "train" or getattr(args, "settings", None):  # of a configuration
-        from hemnet.training.config import DataConfig
+        from hemnet.training.config import DataConfig, RunConfig
 
-        flags |= dict.fromkeys(f"--data.{field.name}" for field in fields(DataConfig))
+        for section, kind in (("data", DataConfig), ("run", RunConfig)):
+            flags |= dict.fromkeys(f"--{section}.{field.name}" for field in fields(kind))
     for name in (args.command, getattr(args, "action", None)):
         parser = subcommands(parser).get(str(name), parser)
     return flags | {flag: action for action in parser._actions for flag in action.option_strings}

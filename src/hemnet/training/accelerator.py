@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before any group is made: its functions would keep that one for ever
+import torch.distributed.nn  # noqa: F401 - before any group is made: it would keep that for ever
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from hemnet.errors import UserError
+from hemnet.inference.open_model import find_device
 from hemnet.training.config import RunConfig
 from hemnet.training.distributed import join
 
@@ -27,13 +28,7 @@ def computing(config: RunConfig) -> Iterator[Accelerator]:
 
     The processes of a distributed run are started by `torchrun` or `accelerate launch`.
     """
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if config.device in available and not available[config.device]:
-        raise UserError(f"run.device is {config.device}, but torch finds no such device here")
-    on_cpu = config.device == "cpu" or not any(available.values())
+    on_cpu = find_device(config.device).type == "cpu"
     if on_cpu and config.precision == "fp16":
         raise UserError("run.precision fp16 needs a GPU: use float32 or bf16")
     outside = dist.is_available() and dist.is_initialized()

@@ -65,57 +65,39 @@ def opening(
     model: Segmenter,
     device: torch.device,
 ) -> Iterator[str]:
-    """The lines, `name   text` each."""
-    for name, text in _lines(config, train, val, found, model, device):
-        yield f"{name:<9} {text}"
-
-
-def _lines(
-    config: TrainConfig,
-    train: SegmentationDataset,
-    val: SegmentationDataset | None,
-    found: ClassFrequency,
-    model: Segmenter,
-    device: torch.device,
-) -> Iterator[tuple[str, str]]:
+    """What is about to be done, in lines with a name of nine characters in front."""
     data, optim, classes = config.data, config.optim, train.info.classes
     images = f"{len(train):,} images of {train.split}"
     if val is not None:
         images += f", {len(val):,} of {val.split}"
-    yield "data", f"{images} · {train.info.name}{f' {data.root}' if data.root else ''}"
+    yield f"data      {images} · {train.info.name}{f' {data.root}' if data.root else ''}"
     order = np.argsort(-found.pixels, kind="stable")
     parts = [f"{classes[k]} {_percent(found.shares[k])}" for k in order[:12]]
     rest = f" and {len(order) - 12} more" if len(order) > 12 else ""
     void = found.void / max(1, found.void + int(found.pixels.sum()))
     shown = f" · void {_percent(void)}" if found.void else ""
-    yield "classes", f"{' · '.join(parts)}{rest}{shown} (of {found.images} labels)"
+    yield f"classes   {' · '.join(parts)}{rest}{shown} (of {found.images} labels)"
     weights = config.loss.class_weights
     if isinstance(weights, list) and len(weights) == len(classes):
         chosen = (f"{classes[k]} {weights[k]:.2f}" for k in order[:12])
-        yield "weights", f"of the classes in the loss: {' · '.join(chosen)}{rest}"
+        yield f"weights   of the classes in the loss: {' · '.join(chosen)}{rest}"
     count = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = "" if trained == count else f", {trained / 1e6:.2f} M of them trained"
     made = model.config
     yield (
-        "network",
-        (
-            f"{made.model} on {made.backbone}, stride {made.output_stride}: "
-            f"{count / 1e6:.2f} M parameters{frozen}"
-        ),
+        f"network   {made.model} on {made.backbone}, stride {made.output_stride}: "
+        f"{count / 1e6:.2f} M parameters{frozen}"
     )
-    yield "backbone", _start(config, model)
+    yield f"backbone  {_start(config, model)}"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    yield "device", f"{device}{threads}, {config.run.precision}"
+    yield f"device    {device}{threads}, {config.run.precision}"
     passes = f" in {optim.accumulate} passes" if optim.accumulate != 1 else ""
     height, width = data.crop
     epochs = optim.steps * optim.batch_size / len(train)
     yield (
-        "training",
-        (
-            f"{optim.steps:,} steps of {optim.batch_size} crops of {height}×{width}{passes}: every "
-            f"image {epochs:,.1f} times"
-        ),
+        f"training  {optim.steps:,} steps of {optim.batch_size} crops of {height}×{width}{passes}: "
+        f"every image {epochs:,.1f} times"
     )
 
 
