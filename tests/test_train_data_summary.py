@@ -44,7 +44,7 @@ def test_binary_masks_of_0_and_255_are_found_with_their_cure(tmp_path: Path) -> 
     for problem in report.problems:
         assert "`label_map=0:0,255:1`" in problem.message
         assert "'ground'" in problem.message
-    with pytest.raises(UserError, match=r"255, which is void.*--data.label_map 0:0,255:1"):
+    with pytest.raises(UserError, match=r"255, which is void.*`label_map={0: 0, 255: 1}`"):
         train(config(root), tmp_path / "run", quiet=True)
     cured = config(root, "--data.label_map", "0:0,255:1")
     assert cured.data.label_map == {0: 0, 255: 1}
