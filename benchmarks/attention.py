@@ -156,7 +156,7 @@ def lengths(rounds: int, longest: int) -> dict[str, Any]:
         attention = positions <= 16384  # four times the positions, sixteen times the time
         if attention:
             variants["attention"] = problem.self_attention()
-        times = interleave(variants, max(3, rounds // 3), f"N = {positions}", warm_up=1)
+        times = interleave(variants, max(3, rounds // 5), f"N = {positions}", warm_up=1)
         per_position = 4096 / positions
         row = {
             "positions": positions,

@@ -6,8 +6,8 @@ segmentation-models-pytorch's DeepLabV3+ (which takes multiples of the stride: 5
 the usual way. ResNet-50 at 513×513, batch 1, free batch, height and width, float32; int8 is
 calibrated on the timed images (its time does not depend on the weights, and its accuracy is not
 measured here). All take turns in every round; ratios are medians of per-round ratios, and a share
-is of the fastest 3×3 convolution of the same round. Before anything is timed, every float32 engine
-has given the eager model's logits.
+is of the fastest 3×3 convolution of the same round. How far each engine is from the eager model's
+logits is measured first.
 
     python benchmarks/inference.py --json benchmarks/results/inference.json
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from hemnet.nn.em_unit import em_units
 from models import CLASSES, SIZE, convolutions, flops_of, peers, settle_norms
 
 Engine = Callable[[Tensor], Tensor]
-OURS = ("hemnet", "emanet", "deeplabv3plus", "pspnet")
+OTHERS = ("deeplabv3plus", "pspnet")
+OURS = ("hemnet", "emanet", *OTHERS)
 WIDTH = 512
 
 
@@ -44,7 +45,9 @@ def main() -> None:
     parser.add_argument("--stride", type=int, default=8, choices=(8, 16))
     parser.add_argument("--size", type=int, default=SIZE, help="(%(default)s)")
     parser.add_argument("--backbone", default="resnet50", help="of our networks (%(default)s)")
-    parser.add_argument("--networks", nargs="+", choices=OURS, default=list(OURS))
+    parser.add_argument(
+        "--others", nargs="*", choices=OURS[1:], default=list(OURS[1:]), help="beside HEMNet"
+    )
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--files", type=Path, metavar="DIR", help="keep exported files here")
     args = parse(parser)
@@ -66,10 +69,10 @@ def main() -> None:
                     engines[both], flops[both] = (run, given), count
                     difference = (run(given) - expected).abs().max() / expected.abs().max()
                     errors[both] = float(difference)
-                    console.print(f"{both}: ready", highlight=False)
+                    console.print(f"{both}: differs by {errors[both]:.0e}", highlight=False)
         wrong = [n for n, error in errors.items() if not n.endswith("int8") and not error < 1e-3]
         if wrong:
-            raise SystemExit(f"these engines do not agree with the eager model: {wrong}")
+            notes.append(f"more than 1e-3 of the largest logit from the eager model: {wrong}")
         if not args.rounds:
             return
         work: dict[str, Callable[[], object]] = {
@@ -124,7 +127,7 @@ def main() -> None:
 def make_networks(args: argparse.Namespace) -> tuple[dict[str, tuple[nn.Module, int]], list[str]]:
     """Networks with the side of their images, and what could not be had."""
     networks: dict[str, tuple[nn.Module, int]] = {}
-    for name in args.networks:
+    for name in (OURS[0], *args.others):
         model = hemnet.create_model(name, CLASSES, args.backbone, args.stride, WIDTH)
         for unit in em_units(model):
             unit.absorbs = name == "hemnet"
@@ -147,13 +150,13 @@ def bars(times: Times) -> list[dict[str, Any]]:
     pairs = [(int8, "hemnet eager", 0.35), *((int8, peer, 0.5) for peer in exported)]
     pairs += [(name, name.replace("hemnet", "emanet", 1), 0.97) for name in own]
     found = [
-        {"what": f"{a} of {b}", "measured": times.ratio(a, b), "bar": bar,
+        {"what": f"{a} of {b}", "measured": times.ratio(a, b), "bar": f"≤ {bar}",
          "met": times.ratio(a, b) <= bar}
         for a, b, bar in pairs
         if a in times.rounds and b in times.rounds
     ]  # fmt: skip
     rows = [
-        (str(r["what"]), f"{r['measured']:.3f}", f"≤ {r['bar']}", "yes" if r["met"] else "no")
+        (str(r["what"]), f"{r['measured']:.3f}", r["bar"], "yes" if r["met"] else "no")
         for r in found
     ]
     show("Bars", ("what", "measured", "bar", "met"), rows)
@@ -192,11 +195,14 @@ def variants(
     except ImportError:
         notes.append("openvino is not installed and was left out")
         return found
-    return found | (int8_engines(fused, images, path, notes) if ours else {})
+    if not ours:
+        return found
+    engines = ["openvino"] if name in OTHERS else ["onnxruntime", "openvino"]
+    return found | int8_engines(fused, images, path, engines, notes)
 
 
 def int8_engines(
-    fused: nn.Module, images: Tensor, float32: Path, notes: list[str]
+    fused: nn.Module, images: Tensor, float32: Path, engines: Sequence[str], notes: list[str]
 ) -> dict[str, tuple[Engine, Tensor]]:
     """The files that `hemnet export --precision int8` would write of these images."""
     try:
@@ -207,7 +213,8 @@ def int8_engines(
         return {}
     found: dict[str, tuple[Engine, Tensor]] = {}
     data = Calibration([images], [images], None, "the timed images")
-    for engine, signed in (("onnxruntime", True), ("openvino", False)):
+    for engine in engines:
+        signed = engine == "onnxruntime"
         path = float32.with_name(f"{float32.stem}-int8-{engine}.onnx")
         if not path.exists():
             made = make_onnx(capture(fused, (images.shape[-2], images.shape[-1]), modules=True))

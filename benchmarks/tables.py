@@ -381,6 +381,70 @@ def engines() -> str:
     return markdown(("network, engine", "time", "of eager HEMNet", "of its own eager"), rows)
 
 
+def models() -> str:
+    rows = [
+        (
+            name,
+            f"{1000 * row['seconds']:.0f} ms",
+            f"{row['gflops']:.0f}",
+            f"{row['time_over_hemnet']:.2f}",
+            f"{row['share_of_best_convolution']:.0%}",
+        )
+        for name, row in stored(BENCHMARKS / "models.json")["models"].items()
+    ]
+    columns = ("network", "time", "GFLOP", "of eager HEMNet", "of the best convolution's rate")
+    return markdown(columns, rows)
+
+
+def parts() -> str:
+    rows = [
+        (name, f"{1000 * row['seconds']:.0f} ms", f"{row['time']:.1%}", f"{row['flops']:.1%}")
+        for name, row in stored(BENCHMARKS / "models.json")["parts"].items()
+    ]
+    return markdown(("part of HEMNet", "time", "of the time", "of the FLOPs"), rows)
+
+
+def bars() -> str:
+    """What was promised of whole networks, beside what was measured."""
+    found = (
+        stored(BENCHMARKS / "attention.json")["bars"] + stored(BENCHMARKS / "train.json")["bars"]
+    )
+    rows = [
+        (row["what"], f"{row['measured']:.3f}", row["bar"], "yes" if row["met"] else "no")
+        for row in found
+    ]
+    return markdown(("what", "measured", "bar", "met"), rows)
+
+
+def units() -> str:
+    found = stored(BENCHMARKS / "attention.json")["units"]
+    rows = []
+    for name in dict.fromkeys(row["unit"] for row in found):
+        both = {row["layout"]: row for row in found if row["unit"] == name}
+        keys = ("forward_ratio", "step_ratio", "memory_ratio")
+        cells = (" / ".join(f"{both[layout][key]:.2f}" for layout in both) for key in keys)
+        rows.append((name, *cells))
+    columns = ("unit", "forward", "forward + backward", "peak memory in training")
+    return markdown(columns, rows)
+
+
+def over_relaxation() -> str:
+    found = stored(RESULTS / "over_relaxation.json")
+    every = {"photograph": "photograph", "model": "CamVid model"}
+    names = {name: text for name, text in every.items() if name in found}
+    rows = [
+        (
+            eta,
+            *(f"{found[n]['step_sizes'][eta]['after_3']:.1%}" for n in names),
+            *(f"{found[n]['step_sizes'][eta]['iterations_to_99']:g}" for n in names),
+        )
+        for eta in found["photograph"]["step_sizes"]
+    ]
+    three, all_ = "of the rise after 3 iterations", "iterations to 99%"
+    columns = [f"{name}, {what}" for what in (three, all_) for name in names.values()]
+    return markdown(("η", *columns), rows)
+
+
 def scenes_context() -> str:
     names = {
         "local": "none: local",
@@ -441,6 +505,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "positions": positions,
     "pipeline": pipeline,
     "engines": engines,
+    "models": models,
+    "parts": parts,
+    "bars": bars,
+    "units": units,
+    "over_relaxation": over_relaxation,
     "scenes_context": scenes_context,
     "mosaics": mosaics,
     "heads_on_scenes": heads_on_scenes,

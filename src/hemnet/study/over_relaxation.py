@@ -31,6 +31,7 @@ STEP_SIZES = (0.5, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)
 ITERATIONS = 100  # taken for the limit
 SEEDS = 10  # starts on the photograph
 BASES = 6
+SIDE = 64  # of the photograph, pixels
 
 Start = tuple[Tensor, Tensor, Mixture]  # x: 1,N,C, bases and what they are bases of
 
@@ -64,7 +65,7 @@ def compare(starts: Sequence[Start], step_sizes: Iterable[float]) -> dict[str, d
 
 
 def photograph_starts(seeds: int = SEEDS) -> list[Start]:
-    x = pixel_features(sample_image()).double()
+    x = pixel_features(sample_image(SIDE)).double()
     mixture = hemnet.Gaussian(VARIANCE, "rbf")
     return [(x, initial_bases(x, BASES, seed), mixture) for seed in range(seeds)]
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, metavar="OUT.json")
     parser.add_argument("--model", help="a HEMNet: a folder or a name")
     parser.add_argument("--images", type=Path, metavar="DIR", help="for the model")
-    parser.add_argument("--count", type=int, default=20, help="images, evenly (%(default)s)")
+    parser.add_argument("--count", type=int, default=4, help="images, evenly (%(default)s)")
     args = parser.parse_args(argv)
     if (args.model is None) != (args.images is None):
         parser.error("give both --model and --images, or neither")
