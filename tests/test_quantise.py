@@ -119,21 +119,28 @@ class TestInt8:
         for kind in {"MatMul", "Softmax", "SoftMax"} & kinds.keys():
             assert kinds[kind] == {"f32"}
 
-    def test_too_large_a_loss_is_refused(self, source: Path, tmp_path: Path, capsys: Any) -> None:
+    def test_too_large_a_loss_is_refused(
+        self, source: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """How much is really lost depends on the processor: here the first file loses 1.5 points."""
         pytest.importorskip("nncf")
         for number in range(3):
             tiny_data.image(tmp_path / "photos" / f"{number}.png", 64, 64, seed=number)
         flags = ("--precision", "int8", "--calibrate", str(tmp_path / "photos"))
-        out = ("--tolerance", "0", "--out", str(tmp_path / "a.onnx"))
-        assert run("export", str(source), *flags, *out) == 2
+        out = ("--tolerance", "1", "--out", str(tmp_path / "a.onnx"))
+        with monkeypatch.context() as lossy:
+            lossy.setattr(
+                "hemnet.export.quantise.measure_drop",
+                lambda _, __, data: AccuracyDrop("agreement", 100.0, 98.5, len(data.held_out)),
+            )
+            assert run("export", str(source), *flags, *out) == 2
         error = capsys.readouterr().err
-        assert "agreement 100.00 in float32" in error
-        assert "on 1 held-out images" in error
+        assert "agreement 100.00 in float32, 98.50 in int8, on 1 held-out images" in error
         assert "--keep-float" in error
         assert "--accurate" in error
         assert [path.name for path in tmp_path.iterdir()] == ["photos"]
         report = tmp_path / "a.json"
-        out = ("--tolerance", "1", "--out", str(tmp_path / "a.onnx"), "--json", str(report))
+        out = (*out, "--json", str(report))
         assert run("export", str(source), *flags, *out, "--accurate") == 0
         assert json.loads(report.read_text())["loss"]["after"] >= 99
 
