@@ -61,7 +61,13 @@ def test_units_are_trained_and_judged(
     monkeypatch.setattr(photo_recall, "ROWS", 1)
     monkeypatch.setattr(photo_recall, "COLUMNS", 2)
     monkeypatch.setattr(photo_recall, "TEST_MOSAICS", 4)
-    call = ["learn", "--root", tmp_path / "VOCdevkit", "--weights", tmp_path / "weights.safetensors"]
+    call = [
+        "learn",
+        "--root",
+        tmp_path / "VOCdevkit",
+        "--weights",
+        tmp_path / "weights.safetensors",
+    ]
     call += ["--backbone", "test_resnet", "--out", out, "--seeds", "0", "--steps", "2"]
     call += ["--units", "plain", "hemnet:bases=4"]
     monkeypatch.setattr(sys, "argv", ["photo_recall.py", *map(str, call)])

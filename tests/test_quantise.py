@@ -122,7 +122,7 @@ class TestInt8:
     def test_too_large_a_loss_is_refused(
         self, source: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """How much is really lost depends on the processor: here the first file loses 1.5 points."""
+        """What is lost depends on the processor: here the first file loses 1.5 points."""
         pytest.importorskip("nncf")
         for number in range(3):
             tiny_data.image(tmp_path / "photos" / f"{number}.png", 64, 64, seed=number)
