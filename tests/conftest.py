@@ -1,5 +1,6 @@
 """Shared settings: reproducible property tests, few threads, no surprises from the outside."""
 
+import logging
 import os
 
 # Some virtual machines announce AMX instructions and then refuse them in bfloat16 products.
@@ -36,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     torch.manual_seed(0)
+    logging.disable(logging.NOTSET)
+    for log in (logging.getLogger(), logging.getLogger("hemnet")):
+        log.disabled, log.propagate = (
+            False,
+            True,
+        )  # other libraries change what is heard in the whole process
+        log.setLevel(logging.WARNING if log is logging.root else logging.NOTSET)
     torch._dynamo.reset()  # what one test compiled counts against the next one's limit
 
 

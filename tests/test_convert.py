@@ -291,7 +291,7 @@ class TestMmsegmentation:
         text = foreign.settings().replace(old, new)
         torch.save({"decode_head.conv_seg.weight": torch.zeros(1)}, tmp_path / "a.pth")
         with pytest.raises(UserError, match=reason):
-            convert(tmp_path / "a.pth", "mmseg", settings=text)
+            convert(tmp_path / "a.pth", "mmseg", config=text)
 
     def test_other_backbones_are_named(self, tmp_path: Path) -> None:
         path = tmp_path / "a.pth"
@@ -322,7 +322,7 @@ class TestWhatDoesNotFit:
         more = emanet | {"loss.weight": torch.zeros(5), "fc3.weight": torch.zeros(5)}
         text = self.refused(more, path)
         assert "left over in the file: loss.weight, fc3.weight" in text
-        assert "--ignore" in text
+        assert "`ignore=NAME`" in text
         assert convert(path, "emanet", ignore=["loss.*", "fc3.weight"]).dropped
         less = {k: v for k, v in emanet.items() if not k.startswith(("fc1", "emau.conv1.b"))}
         text = self.refused(less, path)

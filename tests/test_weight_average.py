@@ -99,5 +99,5 @@ def test_an_average_can_begin_in_the_middle_of_a_run_and_end(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("decay", ["1", "-0.1", "2"])
 def test_a_decay_is_a_share(decay: str) -> None:
-    with pytest.raises(UserError, match=r"optim\.ema_decay is .*: expected a decay from 0"):
+    with pytest.raises(UserError, match=r"optim\.ema_decay is .*: expected at least 0 and below 1"):
         tiny_config("--optim.ema_decay", decay)
