@@ -37,13 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     torch.manual_seed(0)
+    # Other libraries change what is heard in the whole process.
     logging.disable(logging.NOTSET)
-    for log in (logging.getLogger(), logging.getLogger("hemnet")):
-        log.disabled, log.propagate = (
-            False,
-            True,
-        )  # other libraries change what is heard in the whole process
-        log.setLevel(logging.WARNING if log is logging.root else logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
+    log = logging.getLogger("hemnet")
+    log.parent, log.propagate, log.disabled = logging.root, True, False
+    log.setLevel(logging.NOTSET)
+    log.filters.clear()
     torch._dynamo.reset()  # what one test compiled counts against the next one's limit
 
 
